@@ -1,0 +1,25 @@
+"""elsewhere: instant, disposable, isolated copies of the environment you work in.
+
+The public names are loaded on first use: the hot path of the command line imports this package and must not pay for them.
+"""
+
+__version__ = "0.1.0"
+__all__ = ["CommandResult", "ElsewhereError", "Sandbox"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elsewhere.sdk import CommandResult as CommandResult
+    from elsewhere.sdk import ElsewhereError as ElsewhereError
+    from elsewhere.sdk import Sandbox as Sandbox
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        from elsewhere import sdk
+
+        return getattr(sdk, name)
+    raise AttributeError(f"module 'elsewhere' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

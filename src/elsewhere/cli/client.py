@@ -1,0 +1,156 @@
+"""The `elsewhere` command as it starts: hand arguments, directory, environment and descriptors to the launcher, pass signals on,
+end with its code.
+
+It imports next to nothing, because Python's own start is most of what a hot verb costs: `socket`, `json` or `argparse` would
+each add half of it again. What cannot be handed over (no launcher, `doctor`) is done here, by the same code, loaded then.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+
+# Verbs that look at the caller's own situation, which is not the launcher's.
+_HERE = ("doctor",)
+_FORWARDED = (1, 2, 3, 10, 12, 15, 18, 20, 28)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP WINCH
+
+
+def main() -> int:
+    if not sys.platform.startswith("linux"):
+        sys.stderr.write(f"elsewhere: this needs a Linux kernel, and this is {sys.platform}; on Windows, use it inside WSL2\n")
+        return 1
+    argv = sys.argv[1:]
+    if argv and argv[0] not in _HERE and not argv[0].startswith("-"):
+        sock = _connect() or _start(argv)
+        if sock is not None:
+            return _hand_over(sock, argv)
+    from elsewhere.cli.main import main as here
+
+    return here(argv, None)
+
+
+def _state() -> str:
+    chosen = os.environ.get("ELSEWHERE_HOME")
+    if chosen:
+        return os.path.abspath(chosen)
+    return "/var/lib/elsewhere" if os.getuid() == 0 else os.path.join(os.environ.get("HOME", "/nonexistent"), ".local/share/elsewhere")
+
+
+def _name() -> str:
+    """As `engine.socket_name`, which says why."""
+    import elsewhere
+
+    parts = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("mnt", "net", "user", "pid")]
+    root = os.stat("/")
+    text = ".".join([*parts, str(root.st_dev), str(root.st_ino), elsewhere.__version__, elsewhere.__file__])
+    number = 0x811C9DC5
+    for byte in os.fsencode(text):
+        number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return f"{number:08x}"
+
+
+def _connect() -> "_socket.socket | None":
+    import _socket
+
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        directory = os.open(_state() + "/run", os.O_PATH | os.O_DIRECTORY)
+        sock.connect(f"/proc/self/fd/{directory}/{_name()}")
+        os.close(directory)
+    except OSError:
+        return None
+    return sock
+
+
+def _start(argv: list[str]) -> "_socket.socket | None":
+    """Only for what needs a launcher anyway; a listing does not start one. A failure is told by whoever does the work here."""
+    if argv[0] != "run":
+        return None
+    from elsewhere.errors import ElsewhereError
+    from elsewhere.sandbox import engine
+    from elsewhere.storage.state import State
+
+    try:
+        engine.start(State.open(), engine.socket_name())
+    except (ElsewhereError, OSError):
+        return None
+    return _connect()
+
+
+def _hand_over(sock: "_socket.socket", argv: list[str]) -> int:
+    import _signal
+    import marshal
+
+    umask = os.umask(0o077)
+    os.umask(umask)
+    data = marshal.dumps(("cli", argv, os.getcwd(), dict(os.environ), umask))
+    terminal = _remember_terminal()
+    descriptors = [_open_or_null(number) for number in (0, 1, 2)]
+    if len(data) <= 65536:
+        _send(sock, [b"i", data], descriptors)
+    else:
+        holder = os.memfd_create("elsewhere-message")
+        with open(holder, "wb", closefd=False) as stream:
+            stream.write(data)
+        _send(sock, [b"f"], [*descriptors, holder])
+    suspended = [False]
+
+    def forward(number: int, _frame: object) -> None:
+        try:
+            sock.send(bytes([number]))
+            if number == 20:
+                suspended[0] = True
+        except OSError:
+            pass  # it is over: the answer is on its way
+
+    for number in _FORWARDED:
+        _signal.signal(number, forward)
+    try:
+        while True:
+            answer = sock.recv(64)
+            if suspended[0]:
+                suspended[0] = False
+            if not answer.startswith(b"suspend"):
+                break
+            os.kill(os.getpid(), 19)
+    except OSError:
+        answer = b""
+    if answer.startswith(b"exit "):
+        return int(answer[5:])
+    _restore_terminal(terminal)
+    sys.stderr.write("elsewhere: the launcher ended unexpectedly; the command's sandbox is ended with it. Try again: it is started on demand.\n")
+    return 125
+
+
+def _send(sock: "_socket.socket", parts: list[bytes], descriptors: list[int]) -> None:
+    packed = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    sock.sendmsg(parts, [(1, 1, packed)])  # SOL_SOCKET, SCM_RIGHTS
+
+
+def _open_or_null(number: int) -> int:
+    try:
+        os.fstat(number)
+    except OSError:
+        return os.open("/dev/null", os.O_RDWR)
+    return number
+
+
+def _remember_terminal() -> "list[object] | None":
+    if not os.isatty(0):
+        return None
+    import termios
+
+    return termios.tcgetattr(0)
+
+
+def _restore_terminal(saved: "list[object] | None") -> None:
+    if saved is not None:
+        import termios
+
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,158 @@
+"""For people: words, tables and colour. Progress and remarks go to stderr, results to stdout; colour only on a terminal."""
+
+import os
+import sys
+import time
+from collections import Counter
+from typing import Any, TextIO
+
+from elsewhere import units
+from elsewhere.changes.compare import Changes
+from elsewhere.errors import ElsewhereError
+from elsewhere.operations.documents import relative
+from elsewhere.operations.running import RunResult
+from elsewhere.operations.sandboxes import Listing, Removal
+from elsewhere.sandbox.record import Record
+
+__all__ = ["VERBS", "changes", "doctor", "error", "inspect", "listing", "plan", "removal", "run", "stat", "weaker"]
+
+VERBS = ("run", "list", "inspect", "diff", "rm", "doctor", "version")
+_MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31")}
+_STATUS = {"ok": "32", "degraded": "33", "missing": "31"}
+
+
+def _paint(text: str, code: str, stream: TextIO) -> str:
+    wanted = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
+
+
+def safe(text: str) -> str:
+    """A name that somebody else chose, fit for a terminal: no control character, no half letter."""
+    shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in shown)
+
+
+def table(rows: list[list[str]], stream: TextIO, heads: list[str] | None = None) -> None:
+    everything = [heads, *rows] if heads else rows
+    if not everything:
+        return
+    widths = [max(len(row[column]) for row in everything) for column in range(len(everything[0]))]
+    for number, row in enumerate(everything):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        print(_paint(line, "1", stream) if heads and number == 0 else line, file=stream)
+
+
+def error(problem: ElsewhereError) -> None:
+    sys.stdout.flush()
+    print(f"elsewhere: {safe(problem.message)}", file=sys.stderr)
+    if problem.hint:
+        print(f"  {_paint('next:', '2', sys.stderr)} {safe(problem.hint)}", file=sys.stderr)
+
+
+def plan(record: Record) -> None:
+    print(f"{record.id}: {record.mechanism}", file=sys.stderr)
+    table([[safe(target), safe(words)] for target, words in record.plan], sys.stderr)
+
+
+def weaker(record: Record) -> None:
+    """One line when the sandbox is not what somebody would expect it to be."""
+    if record.mechanism not in ("overlay-idmap", "overlay-userns"):
+        print(f"elsewhere: {record.enforced['files']} ({record.mechanism}; elsewhere doctor says why)", file=sys.stderr)
+
+
+def run(result: RunResult) -> None:
+    """After a command on a terminal: how it ended, what changed, what to type next. Elsewhere only what nobody can see otherwise."""
+    if result.outcome.reason in ("timeout", "lost"):
+        print(f"elsewhere: {_ending(result)}", file=sys.stderr)
+    if not sys.stderr.isatty():
+        if result.kept:
+            print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
+        return
+    colour = "31" if result.outcome.exit_code else "32"
+    print(_paint(f"── {_ending(result)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
+    _names(result.record.project, result.changes, sys.stderr, limit=8)
+    if result.kept:
+        short = result.record.id.rpartition("-")[2]
+        print(_paint(f"   elsewhere diff {short} · elsewhere inspect {short} · elsewhere rm {short}", "2", sys.stderr), file=sys.stderr)
+
+
+def _ending(result: RunResult) -> str:
+    took = units.format_duration(result.outcome.duration)
+    words = {
+        "exited": f"exit {result.outcome.exit_code}",
+        "signaled": f"ended by signal {result.outcome.signal}",
+        "timeout": "timed out",
+        "lost": "the sandbox ended unexpectedly",
+        "cancelled": "cancelled",
+    }
+    return f"{words[result.outcome.reason]} after {took}"
+
+
+def _names(project: str, found: Changes, stream: TextIO, limit: int | None) -> None:
+    everything = list(found)
+    for kind, path in everything[:limit]:
+        mark, colour = _MARKS[kind]
+        print(_paint(f"   {mark} {safe(relative(path, project))}", colour, stream), file=stream)
+    if limit is not None and len(everything) > limit:
+        print(f"   … and {len(everything) - limit} more", file=stream)
+
+
+def changes(project: str, found: Changes, limit: int | None) -> None:
+    _names(project, found, sys.stdout, limit)
+    print(found.summary())
+
+
+def stat(record: Record, found: Changes) -> None:
+    counts: dict[str, Counter[str]] = {}
+    for kind, path in found:
+        place = os.path.dirname(relative(path, record.project)) or "."
+        counts.setdefault(place, Counter())[kind] += 1
+    rows = [[safe(place), *(str(count[kind] or "") for kind in _MARKS)] for place, count in sorted(counts.items())]
+    table(rows, sys.stdout, ["directory", *_MARKS])
+    print(found.summary())
+
+
+def listing(found: Listing) -> None:
+    rows = []
+    for record in found.records:
+        done = record.command["changes"] if record.command else {}
+        what = ", ".join(f"{count} {kind}" for kind, count in done.items() if count)
+        age = units.format_duration(max(0.0, time.time() - record.created_at))
+        rows.append([record.id, record.state + (" (lost)" if record.lost else ""), age, record.mechanism, what, safe(record.project)])
+    table(rows, sys.stdout, ["id", "state", "age", "mechanism", "changes", "project"]) if rows else None
+    print(f"{len(rows)} sandbox{'' if len(rows) == 1 else 'es'}")
+    for sandbox_id in found.broken:
+        print(f"elsewhere: the record of {sandbox_id} cannot be read; elsewhere rm {sandbox_id}", file=sys.stderr)
+
+
+def inspect(document: dict[str, Any]) -> None:
+    for key in ("id", "state", "project", "path", "created_at", "ended_at", "base", "network", "command", "identity"):
+        print(f"{key:12} {safe(str(document[key]))}")
+    print(_paint("enforced", "1", sys.stdout))
+    table([["  " + key, safe(_words(value))] for key, value in document["enforced"].items()], sys.stdout)
+    print(_paint("plan", "1", sys.stdout))
+    table([["  " + safe(str(step["target"])), safe(step["what"])] for step in document["plan"]], sys.stdout)
+    print(_paint("environment left out", "1", sys.stdout))
+    print("  " + (" ".join(document["environment"]["left_out"]) or "nothing"))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list):
+        return "; ".join(_words(item) for item in value) or "nothing"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "nothing"
+    return str(value)
+
+
+def removal(result: Removal) -> None:
+    for sandbox_id in result.removed:
+        print(f"removed {sandbox_id}")
+    for entry in result.skipped:
+        print(f"skipped {safe(entry['id'])}: {entry['reason']}", file=sys.stderr)
+
+
+def doctor(checks: "list[Any]") -> None:
+    for check in checks:
+        print(f"{_paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(24)} {safe(check.detail)}")
+        if check.hint:
+            print(f"{'':34} → {check.hint}")

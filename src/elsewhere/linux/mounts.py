@@ -1,0 +1,478 @@
+"""Mounts as data: an operation knows how to make its mount, where it belongs, and how to say so in words.
+
+    Plan
+    ├── standing   proc, sys, dev, run: the same for every sandbox, made ahead of time in a staging place
+    ├── root       what becomes `/`
+    └── places     everything that depends on the project, in order, on top
+
+`build` executes a plan in the caller's own mount namespace and makes the result its root. A new kind of mount is a new
+class here with `make` and `words`, and a line where plans are drawn up (`sandbox/view.py`). Not here: which plan is right.
+
+Every target is looked up below the new root by the kernel and never through a symbolic link, so that nothing which a sandbox
+left in its layers can move a mount to another place.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from elsewhere.linux import syscalls as sys_
+from elsewhere.linux.syscalls import AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_RECURSIVE, OPEN_TREE_CLONE
+
+__all__ = [
+    "Absent",
+    "Bench",
+    "Clone",
+    "Cover",
+    "Devices",
+    "Directory",
+    "Fresh",
+    "Handed",
+    "Operation",
+    "Overlay",
+    "Own",
+    "Plan",
+    "attach",
+    "build",
+    "prepare",
+]
+
+_TARGET_LOOKUP = sys_.RESOLVE_IN_ROOT | sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS
+_NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
+
+
+@dataclass(slots=True)
+class Bench:
+    """What operations work with: the tree under construction, the sandbox's user namespace, a private scratch directory, the
+    directory to which relative paths belong, mounts that others made, and what had to be made weaker than planned."""
+
+    root: int
+    userns: int
+    scratch: str
+    own: str = "/"
+    handed: dict[str, int] = field(default_factory=dict)
+    weaker: dict[str, str] = field(default_factory=dict)
+    closed: int = -1
+    counter: int = 0
+
+    def scratch_directory(self) -> str:
+        self.counter += 1
+        path = f"{self.scratch}/{self.counter}"
+        os.mkdir(path)
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One mount. `make` gives a detached mount; `attach` puts it at `target` below the tree under construction."""
+
+    target: str
+
+    def make(self, bench: Bench) -> int:
+        raise TypeError(f"{type(self).__name__} makes no mount")
+
+    def execute(self, bench: Bench) -> None:
+        fd = self.make(bench)
+        try:
+            attach(fd, bench.root, self.target)
+        finally:
+            os.close(fd)
+
+    def words(self) -> str:
+        return type(self).__name__.lower()
+
+    def describe(self) -> dict[str, object]:
+        """The operation as it stands in documents: its kind, its fields, and the same in words."""
+        kept = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"kind": type(self).__name__.lower(), **kept, "words": self.words()}
+
+
+@dataclass(frozen=True, slots=True)
+class Clone(Operation):
+    """Part of the machine as it is (a bind mount), with its own attributes; recursive where the mounts below belong to it."""
+
+    source: str
+    attributes: int = sys_.MOUNT_ATTR_RDONLY
+    recursive: bool = False
+    idmapped: bool = False
+
+    def make(self, bench: Bench) -> int:
+        deep = AT_RECURSIVE if self.recursive else 0
+        fd = sys_.open_tree(AT_FDCWD, self.source, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT | deep)
+        if self.attributes:
+            _setattr(fd, self.attributes, deep, bench)
+        if self.idmapped:
+            # Some file systems know no id mapping; read-only, with owners that the sandbox does not know, is then what can be had.
+            with contextlib.suppress(OSError):
+                _setattr(fd, sys_.MOUNT_ATTR_IDMAP, deep, bench)
+        return fd
+
+    def words(self) -> str:
+        how = "read-only" if self.attributes & sys_.MOUNT_ATTR_RDONLY else "the sandbox's own"
+        return f"{how}: {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Own(Operation):
+    """A directory of the sandbox itself, writable: private /tmp and the like. `name` is relative to the sandbox's directory."""
+
+    name: str
+
+    def make(self, bench: Bench) -> int:
+        fd = sys_.open_tree(AT_FDCWD, f"{bench.own}/{self.name}", OPEN_TREE_CLONE)
+        _setattr(fd, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, 0, bench)
+        return fd
+
+    def words(self) -> str:
+        return "private, empty at first"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent(Operation):
+    """A mount of the host that is not shown; said, because every mount of the host is accounted for."""
+
+    why: str
+
+    def execute(self, bench: Bench) -> None:
+        del bench  # the root was cloned without its mounts, so there is nothing to take away
+
+    def words(self) -> str:
+        return f"not shown: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay(Operation):
+    """Copy on write: `lower` of reality, frozen `layers` above it (newest first), everything new in `upper`. Layers, upper and
+    work are relative to the sandbox's directory. One that is not `required` becomes read-only where the kernel refuses it.
+
+    With layers there are two overlays: the kernel refuses a lower that lies below another one, and layers lie below `/`. The
+    inner one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
+
+    lower: str
+    upper: str
+    work: str
+    layers: tuple[str, ...] = ()
+    attributes: int = 0
+    idmapped: bool = False
+    userxattr: bool = False
+    redirects: bool = True
+    volatile: bool = True
+    required: bool = True
+
+    def make(self, bench: Bench) -> int:
+        try:
+            return self._make(bench)
+        except OSError as error:
+            if self.required:
+                raise
+            bench.weaker[self.target] = error.strerror
+            return Clone(self.target, self.lower, self.attributes | sys_.MOUNT_ATTR_RDONLY).make(bench)
+
+    def _make(self, bench: Bench) -> int:
+        with contextlib.ExitStack() as stack:
+            reality = _owned(stack, sys_.open_tree(AT_FDCWD, self.lower, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT))
+            if self.idmapped:
+                _setattr(reality, sys_.MOUNT_ATTR_IDMAP, 0, bench)
+            lowers = [reality]
+            if self.layers:
+                empty = _owned(stack, _tmpfs((("size", "4k"), ("mode", "755"))))
+                inner = _overlay([reality, empty], self._options(writable=False), None, None, 0, bench)
+                lowers = [_owned(stack, os.open(os.path.join(bench.own, layer), os.O_PATH | os.O_CLOEXEC)) for layer in self.layers]
+                lowers.append(_owned(stack, inner))
+            upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            return _overlay(lowers, self._options(writable=True), upper, work, self.attributes, bench)
+
+    def _options(self, *, writable: bool) -> tuple[tuple[str, str], ...]:
+        """All of them, always: the defaults are build options and module parameters of the kernel at hand."""
+        options = [("metacopy", "off"), ("index", "off"), ("xino", "off")]
+        if self.userxattr:
+            options.append(("userxattr", ""))
+        else:
+            options.append(("redirect_dir", ("on" if self.redirects else "nofollow") if writable else "follow"))
+        if writable and self.volatile:
+            options.append(("volatile", ""))
+        return tuple(options)
+
+    def words(self) -> str:
+        over = f" and {len(self.layers)} layers" if self.layers else ""
+        return f"copy on write over {self.lower}{over}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh(Operation):
+    """A new, empty file system of its own, with a few directories, files and links in it from the start."""
+
+    filesystem: str
+    options: tuple[tuple[str, str], ...] = ()
+    attributes: int = 0
+    directories: tuple[tuple[str, int], ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, bytes], ...] = ()
+
+    def make(self, bench: Bench) -> int:
+        filled = bool(self.directories or self.links or self.files)
+        fd = _fresh(self.filesystem, self.options, 0 if filled else self.attributes)
+        try:
+            self._fill(fd)
+            if filled and self.attributes:
+                _setattr(fd, self.attributes, 0, bench)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _fill(self, fd: int) -> None:
+        for name, mode in self.directories:
+            os.makedirs(f"/proc/self/fd/{fd}/{name}", exist_ok=True)
+            os.chmod(name, mode, dir_fd=fd)
+        for name, target in self.links:
+            os.symlink(target, name, dir_fd=fd)
+        for name, content in self.files:
+            inner = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=fd)
+            with open(inner, "wb") as stream:
+                stream.write(content)
+
+    def words(self) -> str:
+        return f"fresh {self.filesystem}"
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "fresh", "target": self.target, "filesystem": self.filesystem, "words": self.words()}
+
+
+@dataclass(frozen=True, slots=True)
+class Handed(Operation):
+    """A mount that somebody else made: proc shows the process namespace of whoever mounts it, so the keeper has to."""
+
+    filesystem: str
+
+    def make(self, bench: Bench) -> int:
+        return os.dup(bench.handed[self.filesystem])
+
+    def words(self) -> str:
+        return f"fresh {self.filesystem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices(Operation):
+    """The smallest useful /dev. Nodes are made where that is allowed (root, before the user namespace is entered); an ordinary
+    user has them bound from the host one by one."""
+
+    owner: int | None
+
+    def make(self, bench: Bench) -> int:
+        owner = () if self.owner is None else (("uid", str(self.owner)), ("gid", str(self.owner)))
+        fd = _fresh("tmpfs", (("mode", "755"), ("size", "64k"), *owner), sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC)
+        for name in ("pts", "shm", "mqueue"):
+            os.mkdir(name, 0o755, dir_fd=fd)
+        for name, target in _LINKS.items():
+            os.symlink(target, name, dir_fd=fd)
+        for name, (major, minor) in _NODES.items():
+            if self.owner is None:
+                os.close(os.open(name, os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=fd))
+            else:
+                os.mknod(name, 0o666 | stat.S_IFCHR, os.makedev(major, minor), dir_fd=fd)
+                os.chmod(name, 0o666, dir_fd=fd)
+        if self.owner is not None:
+            for name in (*_NODES, *_LINKS, "pts", "shm", "mqueue"):
+                os.chown(name, self.owner, self.owner, dir_fd=fd, follow_symlinks=False)
+        return fd
+
+    def execute(self, bench: Bench) -> None:
+        Operation.execute(self, bench)
+        if self.owner is None:
+            for name in _NODES:
+                Clone(f"{self.target}/{name}", f"/dev/{name}", attributes=0).execute(bench)
+
+    def words(self) -> str:
+        return f"{len(_NODES)} devices, links, own pts"
+
+
+@dataclass(frozen=True, slots=True)
+class Cover(Operation):
+    """Nothing can be read or written here: an empty, closed file or directory on top. What is not there needs no cover."""
+
+    directory: bool
+
+    def make(self, bench: Bench) -> int:
+        if bench.closed < 0:
+            bench.closed = _tmpfs((("mode", "000"), ("size", "4k")))
+            os.close(os.open("file", os.O_CREAT | os.O_CLOEXEC, 0o000, dir_fd=bench.closed))
+            os.mkdir("directory", 0o000, dir_fd=bench.closed)
+            quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | sys_.MOUNT_ATTR_NOEXEC
+            _setattr(bench.closed, sys_.MOUNT_ATTR_RDONLY | quiet, 0, bench)
+        return sys_.open_tree(bench.closed, "directory" if self.directory else "file", OPEN_TREE_CLONE)
+
+    def execute(self, bench: Bench) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            Operation.execute(self, bench)
+
+    def words(self) -> str:
+        return "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Directory(Operation):
+    """A place to mount on, where a fresh file system hides the one that reality has."""
+
+    mode: int
+    owner: int | None
+    group: int | None
+
+    def execute(self, bench: Bench) -> None:
+        parent, name = os.path.split(self.target)
+        fd = sys_.openat2(bench.root, parent, os.O_PATH | os.O_DIRECTORY, _TARGET_LOOKUP)
+        try:
+            os.mkdir(name, self.mode, dir_fd=fd)
+            os.chmod(name, self.mode, dir_fd=fd)
+            if self.owner is not None and self.group is not None:
+                os.chown(name, self.owner, self.group, dir_fd=fd, follow_symlinks=False)
+        except FileExistsError:
+            pass  # the sandbox was here before, or the same place is asked for twice
+        finally:
+            os.close(fd)
+
+    def words(self) -> str:
+        return "directory to mount on"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    standing: tuple[Operation, ...]
+    root: Operation
+    places: tuple[Operation, ...]
+
+    def operations(self) -> Iterable[Operation]:
+        yield self.root
+        yield from self.standing
+        yield from self.places
+
+    def describe(self) -> list[dict[str, object]]:
+        return [operation.describe() for operation in self.operations()]
+
+    def standing_tops(self) -> list[str]:
+        """The standing mounts that others stand on: moving them moves the rest."""
+        tops: list[str] = []
+        for operation in self.standing:
+            if not any(operation.target.startswith(top + "/") for top in tops):
+                tops.append(operation.target)
+        return tops
+
+
+def prepare(standing: tuple[Operation, ...], bench: Bench) -> None:
+    """Make the standing mounts now, below the bench's staging root, whose directories are made as needed."""
+    for operation in standing:
+        if operation.target.count("/") == 1:
+            os.mkdir(operation.target[1:], 0o755, dir_fd=bench.root)
+        operation.execute(bench)
+
+
+def build(plan: Plan, staged: int, bench: Bench) -> None:
+    """Put the tree together and make it the root of every process in this mount namespace. A root that was made ahead of time is
+    handed in under its own target."""
+    root = bench.handed.pop("/") if "/" in bench.handed else plan.root.make(bench)
+    place = bench.scratch_directory()
+    sys_.move_mount(root, "", AT_FDCWD, place)
+    os.close(root)
+    bench.root = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for target in plan.standing_tops():
+        fd = sys_.open_tree(staged, target[1:], 0)
+        try:
+            attach(fd, bench.root, target)
+        finally:
+            os.close(fd)
+    for operation in plan.places:
+        operation.execute(bench)
+    os.close(staged)
+    os.fchdir(bench.root)
+    os.close(bench.root)
+    sys_.pivot_root(".", ".")
+    sys_.umount2(".", sys_.MNT_DETACH)
+    os.chdir("/")
+
+
+def attach(fd: int, root: int, target: str) -> None:
+    place = sys_.openat2(root, target, os.O_PATH, _TARGET_LOOKUP)
+    try:
+        sys_.move_mount(fd, "", place, "")
+    finally:
+        os.close(place)
+
+
+def _owned(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _setattr(fd: int, attributes: int, flags: int, bench: Bench) -> None:
+    userns = bench.userns if attributes & sys_.MOUNT_ATTR_IDMAP else 0
+    sys_.mount_setattr(fd, "", AT_EMPTY_PATH | flags, attr_set=attributes, userns_fd=userns)
+
+
+def _fresh(filesystem: str, options: tuple[tuple[str, str], ...], attributes: int) -> int:
+    context = sys_.fsopen(filesystem)
+    try:
+        _configure(context, options)
+        sys_.fsconfig_create(context)
+        return sys_.fsmount(context, attributes)
+    finally:
+        os.close(context)
+
+
+def _tmpfs(options: tuple[tuple[str, str], ...]) -> int:
+    return _fresh("tmpfs", options, 0)
+
+
+def _configure(context: int, options: tuple[tuple[str, str], ...]) -> None:
+    for key, value in options:
+        if value:
+            sys_.fsconfig_string(context, key, value)
+        else:
+            sys_.fsconfig_flag(context, key)
+
+
+def _overlay(lowers: list[int], options: tuple[tuple[str, str], ...], upper: int | None, work: int | None, attributes: int, bench: Bench) -> int:
+    """Lowers are given as descriptors, newest first. Upper and work go in by way of /proc: a string may have 255 bytes only, and
+    the mount table inside then does not show where on the host they lie."""
+    writable = () if upper is None else (("upperdir", f"/proc/self/fd/{upper}"), ("workdir", f"/proc/self/fd/{work}"))
+    context = sys_.fsopen("overlay")
+    try:
+        for lower in lowers:
+            sys_.fsconfig_fd(context, "lowerdir+", lower)
+        _configure(context, (*writable, *options))
+        sys_.fsconfig_create(context)
+        return sys_.fsmount(context, attributes)
+    except OSError as first:
+        try:
+            return _overlay_by_path(lowers, (*writable, *options), attributes, bench)
+        except OSError as second:
+            raise OSError(second.errno, f"{first.strerror}; {second.strerror}") from first
+    finally:
+        os.close(context)
+
+
+def _overlay_by_path(lowers: list[int], options: tuple[tuple[str, str], ...], attributes: int, bench: Bench) -> int:
+    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to have a path at all."""
+    places = []
+    for lower in lowers:
+        if _is_detached(lower):
+            place = bench.scratch_directory()
+            sys_.move_mount(lower, "", AT_FDCWD, place)
+            places.append(place)
+        else:
+            places.append(f"/proc/self/fd/{lower}")
+    target = bench.scratch_directory()
+    data = ",".join([f"lowerdir={':'.join(places)}", *(f"{key}={value}" if value else key for key, value in options)])
+    sys_.mount("overlay", target, "overlay", 0, data)
+    fd = sys_.open_tree(AT_FDCWD, target, 0)
+    if attributes:
+        _setattr(fd, attributes, 0, bench)
+    return fd
+
+
+def _is_detached(fd: int) -> bool:
+    """A descriptor of a detached mount reads as a path of its own root: '/'. An attached one reads as where it is."""
+    return os.readlink(f"/proc/self/fd/{fd}") == "/"

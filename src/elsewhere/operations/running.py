@@ -1,0 +1,106 @@
+"""`run`: clone, run one command, say what changed; keep the sandbox if it changed anything."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elsewhere import settings
+from elsewhere.changes.compare import Changes
+from elsewhere.errors import UsageError
+from elsewhere.operations.sandboxes import find_project
+from elsewhere.sandbox import commands
+from elsewhere.sandbox.commands import Outcome, Signals, Spec
+from elsewhere.sandbox.live import Live, create
+from elsewhere.sandbox.record import Record
+from elsewhere.storage.state import State, home_directory
+
+__all__ = ["RunRequest", "RunResult", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    argv: list[str]
+    project: str | None = None
+    directory: str | None = None
+    base: str = "live"
+    keep: bool = False
+    discard: bool = False
+    timeout: float | None = None
+    environment: list[tuple[str, str | None]] = field(default_factory=list)
+    capture: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    record: Record
+    outcome: Outcome
+    changes: Changes
+    kept: bool
+    create_s: float
+
+
+Told = Callable[[Live], None]
+
+
+def run(request: RunRequest, signals: Signals | None = None, told: Told | None = None) -> RunResult:
+    """`told` is called when the sandbox stands and before the command starts."""
+    if not request.argv or not request.argv[0]:
+        raise UsageError("no_command", "there is no command to run", hint="elsewhere run -- COMMAND [ARGUMENT …], or elsewhere run -c 'SHELL LINE'")
+    here = os.getcwd()
+    project = find_project(request.project, here)
+    directory = _directory(request.directory, here, project.path)
+    home = home_directory(os.getuid())
+    sources = [(settings.load(os.path.join(project.path, "elsewhere.toml")), False), (settings.load(settings.user_file(home)), True)]
+    state = State.open()
+    began = time.monotonic()
+    live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
+    try:
+        chosen = live.environment(request.environment, sources, directory, caller=os.environ)
+        live.record.environment_left_out = list(chosen.left_out)
+        create_s = time.monotonic() - began
+        if told is not None:
+            told(live)
+        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, last=True)
+        outcome = _run(live, spec, signals, capture=request.capture)
+        changes = live.changes()
+        kept = not request.discard and (request.keep or bool(changes))
+        if kept:
+            live.record.command = {
+                "argv": request.argv,
+                "exit_code": outcome.exit_code,
+                "reason": outcome.reason,
+                "duration_ms": round(outcome.duration * 1000, 3),
+                "changes": {"added": len(changes.added), "modified": len(changes.modified), "deleted": len(changes.deleted)},
+            }
+            live.settle()
+        else:
+            live.remove()
+    except BaseException:
+        # Whatever went wrong, nothing runs on and nothing is left; the command itself never started or was ended.
+        with contextlib.suppress(Exception):
+            live.remove()
+        raise
+    return RunResult(live.record, outcome, changes, kept, create_s)
+
+
+def _directory(chosen: str | None, here: str, project: str) -> str:
+    """Where the command starts: asked for (and then inside the project), else the caller's own place, else the project's top."""
+    inside = os.path.realpath(here)
+    if chosen is None:
+        return inside if inside == project or inside.startswith(project + "/") else project
+    wanted = os.path.realpath(os.path.join(here, chosen))
+    if wanted != project and not wanted.startswith(project + "/"):
+        raise UsageError("cwd_outside", f"--cwd {chosen!r} is outside the project {project!r}", hint="name a directory inside it")
+    if not os.path.isdir(wanted):
+        raise UsageError("cwd_missing", f"--cwd {chosen!r} is not a directory", hint="name a directory inside the project")
+    return wanted
+
+
+def _run(live: Live, spec: Spec, signals: Signals | None, *, capture: bool) -> Outcome:
+    if capture:
+        return commands.captured(live.control, spec, 0, signals)
+    if os.isatty(0) and os.isatty(1):
+        return commands.on_terminal(live.control, spec, 0, 1, None if os.isatty(2) else 2, signals)
+    return commands.attached(live.control, spec, (0, 1, 2), signals)

@@ -1,0 +1,373 @@
+"""The builder: the process that puts a sandbox's tree together, in the mount namespace that the keeper lives in.
+
+A *blank* is a builder and a keeper that wait. Namespaces are made, the standing mounts are made, the keeper has entered its user
+namespace, dropped its powers and installed the filter: all ahead of time. To make a sandbox of it the launcher sends a plan;
+the builder executes it and ends; `pivot_root` moves the keeper, which shares the namespace, to the new root. So the keeper
+never holds a power that the sandbox could want, and creating costs little more than the mounts themselves.
+
+    launcher ──fork── builder ──fork── keeper (pid 1)
+                 unshare            root: a user namespace made under an id of its own, mapped by the builder
+                 standing mounts    no capabilities but the kept ones, no new privileges, filter
+       ◄── ready ───┤
+       ─── plan ───►│ build, pivot
+       ◄── built ───┘ exit
+
+Descriptors: `control` leads to the keeper and goes to whoever owns the sandbox; end of file on it ends the keeper. `orders` leads
+to the builder; end of file on it ends the builder.
+"""
+
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from elsewhere.linux import capabilities, landlock, mounts, seccomp
+from elsewhere.linux import syscalls as sys_
+from elsewhere.linux.mounts import Bench, Operation, Plan
+from elsewhere.sandbox import wire
+from elsewhere.sandbox.keeper import Keeper, seal_imports
+from elsewhere.sandbox.view import FIRST_ID, ID_COUNT, USER_ROOT, Layer
+
+__all__ = ["Blank", "BuildFailed", "Fuse", "blank", "landlocked", "leave_the_launcher"]
+
+_PATIENCE_S = 10.0
+
+
+class BuildFailed(Exception):
+    """What could not be done here: the step, and the kernel's answer."""
+
+    def __init__(self, step: str, number: int, text: str) -> None:
+        super().__init__(f"{step}: {text}")
+        self.step = step
+        self.errno = number
+
+
+@dataclass(slots=True)
+class Blank:
+    """A builder and a keeper that wait, or are about to."""
+
+    builder: int
+    control: socket.socket
+    orders: socket.socket
+    keeper: int = 0
+
+    def ready(self) -> None:
+        """Wait until both are."""
+        if not self.keeper:
+            message, _ = _ask(self.orders, None)
+            if message[0] != "ready":
+                raise BuildFailed(*message[1:])
+            self.keeper = message[1]
+
+    def build(self, plan: Plan, directory: str, *, memory: int = 0) -> tuple[dict[str, str], int]:
+        """Make a sandbox of it: what had to be weaker than planned, and the descriptor of its layers where they live in memory."""
+        self.ready()
+        message, fds = _ask(self.orders, (pickle.dumps(plan), directory, memory))
+        self.orders.close()
+        if message[0] != "built":
+            raise BuildFailed(*message[1:])
+        return message[1], fds[0] if fds else -1
+
+    def discard(self) -> None:
+        self.control.close()
+        self.orders.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """Copy on write by a program of its own, for each layer of a sandbox directory; it must start outside the sandbox's process
+    namespace, where nothing inside can reach it, and so before the rest."""
+
+    program: str
+    directory: str
+    layers: tuple[Layer, ...]
+
+
+def blank(standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None) -> Blank:
+    """Fork a builder, which forks a keeper. Returns at once; `Blank.ready` waits."""
+    control, keeper_end = wire.pair()
+    orders, builder_end = wire.pair()
+    orders.settimeout(_PATIENCE_S)
+    pid = os.fork()
+    if pid == 0:
+        leave_the_launcher([keeper_end.fileno(), builder_end.fileno()])
+        _builder(keeper_end, builder_end, standing, state, whole_machine, filter_program, fuse)
+    keeper_end.close()
+    builder_end.close()
+    return Blank(pid, control, orders)
+
+
+def _ask(orders: socket.socket, order: object) -> tuple[Any, list[int]]:
+    try:
+        if order is not None:
+            wire.send(orders, order)
+        return wire.receive(orders)
+    except (EOFError, OSError) as error:
+        raise BuildFailed("builder", getattr(error, "errno", 0) or 0, f"the builder ended without an answer ({error})") from error
+
+
+def leave_the_launcher(kept: list[int]) -> None:
+    """A child of the launcher keeps its code and nothing else of it: no descriptor, no signal handler."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for first, last in _gaps(sorted(kept)):
+        if first <= last:
+            sys_.close_range(first, last, 0)
+
+
+def _gaps(kept: list[int]) -> list[tuple[int, int]]:
+    edges = [2, *kept, 1 << 31]
+    return [(before + 1, after - 1) for before, after in zip(edges, edges[1:], strict=False)]
+
+
+def _builder(
+    keeper_end: socket.socket,
+    orders: socket.socket,
+    standing: tuple[Operation, ...],
+    state: str,
+    whole_machine: bool,
+    filter_program: bytes,
+    fuse: Fuse | None,
+) -> NoReturn:
+    step = "namespaces"
+    try:
+        kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+        uid, gid = os.getuid(), os.getgid()
+        if whole_machine:
+            sys_.unshare(kinds)
+        else:
+            sys_.unshare(kinds | sys_.CLONE_NEWUSER)
+            _map_myself(uid, gid)
+        sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
+        bench = Bench(-1, -1, "")
+        if not whole_machine:
+            # Before there is anything of ours to be seen in it.
+            step = "root"
+            bench.handed["/"] = USER_ROOT.make(bench)
+        step = "scratch"
+        scratch = os.path.join(state, "mnt")
+        sys_.mount("elsewhere", scratch, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "size=1m,mode=700")
+        bench.scratch = scratch
+        if fuse is not None:
+            step = "fuse-overlayfs"
+            _start_fuse(fuse, bench)
+        step = "process namespace"
+        sys_.unshare(sys_.CLONE_NEWPID)
+        ours, theirs = wire.pair()
+        keeper = os.fork()
+        if keeper == 0:
+            ours.close()
+            orders.close()
+            _keeper(keeper_end, theirs, whole_machine, filter_program)
+        theirs.close()
+        keeper_end.close()
+        if whole_machine:
+            step = "user namespace"
+            _receive(ours)
+            _write(f"/proc/{keeper}/uid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            _write(f"/proc/{keeper}/gid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            bench.userns = os.open(f"/proc/{keeper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            wire.send(ours, "mapped")
+        step = "keeper"
+        sealed, fds = _receive(ours)
+        if sealed[0] != "sealed":
+            raise OSError(sealed[2], f"{sealed[1]}: {sealed[3]}")
+        bench.handed["proc"] = fds[0]
+        step = "standing mounts"
+        staging = bench.scratch_directory()
+        bench.root = os.open(staging, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        mounts.prepare(standing, bench)
+        staged = bench.root
+        wire.send(orders, ("ready", keeper))
+        step = "waiting"
+        try:
+            (pickled, directory, memory), _ = wire.receive(orders)
+        except EOFError:
+            os._exit(0)  # the launcher has no use for this blank
+        step = "mounts"
+        layers = _layers_in_memory(memory, directory, bench) if memory else -1
+        bench.own = f"/proc/self/fd/{layers}" if memory else directory
+        mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
+        wire.send(orders, ("built", bench.weaker), [layers] if memory else [])
+    except BaseException as error:
+        number = getattr(error, "errno", None) or 0
+        text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        try:
+            wire.send(orders, ("failed", step, number, text))
+        finally:
+            os._exit(1)
+    os._exit(0)
+
+
+def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool, filter_program: bytes) -> NoReturn:
+    """Take what is still needed, then give everything up; from the filter on, only serve."""
+    step = "proc"
+    try:
+        proc = sys_.fsopen("proc")
+        sys_.fsconfig_create(proc)
+        proc_mount = sys_.fsmount(proc, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | sys_.MOUNT_ATTR_NOEXEC)
+        os.close(proc)
+        if whole_machine:
+            step = "user namespace"
+            # Counters (inotify, for one) are kept for whoever creates a user namespace: under an id of its own, each sandbox has
+            # its own budget. The id lies outside of what sandboxes map.
+            os.seteuid(FIRST_ID + ID_COUNT + secrets.randbelow(1 << 20))
+            capabilities.regain()
+            sys_.unshare(sys_.CLONE_NEWUSER)
+            wire.send(builder, "unshared")
+            _receive(builder)
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        step = "capabilities"
+        keeper = Keeper(control, alone=True)
+        capabilities.give_up_all_but(capabilities.KEPT if whole_machine else ())
+        sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+        step = "filter"
+        _quiet_signals()
+        seccomp.install(filter_program)
+        seal_imports()
+        wire.send(builder, ("sealed",), [proc_mount])
+        os.close(proc_mount)
+        builder.close()
+    except BaseException as error:
+        number = getattr(error, "errno", None) or 0
+        wire.send(builder, ("failed", step, number, getattr(error, "strerror", None) or str(error)))
+        os._exit(1)
+    keeper.serve()
+
+
+def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int, socket.socket]:
+    """A keeper without namespaces, held by Landlock and the filter alone: its pid and its control socket."""
+    control, keeper_end = wire.pair()
+    ours, theirs = wire.pair()
+    pid = os.fork()
+    if pid == 0:
+        leave_the_launcher([keeper_end.fileno(), theirs.fileno()])
+        step = "landlock"
+        try:
+            os.setsid()
+            sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
+            keeper = Keeper(keeper_end, alone=False)
+            landlock.restrict(rules)
+            if os.getuid() == 0:
+                capabilities.give_up_all_but(())
+            sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+            step = "filter"
+            _quiet_signals()
+            seccomp.install(filter_program)
+            seal_imports()
+            wire.send(theirs, ("sealed",))
+            theirs.close()
+        except BaseException as error:
+            wire.send(theirs, ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)))
+            os._exit(1)
+        keeper.serve()
+    keeper_end.close()
+    theirs.close()
+    with ours:
+        message, _ = _ask(ours, None)
+    if message[0] != "sealed":
+        control.close()
+        raise BuildFailed(*message[1:])  # type: ignore[arg-type]
+    return pid, control
+
+
+def _quiet_signals() -> None:
+    """Pid 1 is immune to signals from inside only where it leaves them at their default; Python handles INT."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _map_myself(uid: int, gid: int) -> None:
+    """Onto itself: the command is then an ordinary user inside and loses every capability by itself when it is executed."""
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
+    """Upper and work on a tmpfs with a cap, for hosts whose state directory cannot be an upper; shaped like the directory on disk."""
+    context = sys_.fsopen("tmpfs")
+    sys_.fsconfig_string(context, "size", str(size))
+    sys_.fsconfig_string(context, "mode", "700")
+    sys_.fsconfig_create(context)
+    fd = sys_.fsmount(context, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV)
+    os.close(context)
+    place = bench.scratch_directory()
+    sys_.move_mount(fd, "", sys_.AT_FDCWD, place)
+    for name in ("upper", "work", "tmp", "vartmp"):
+        source = os.path.join(directory, name)
+        if os.path.isdir(source):
+            _mirror(source, os.path.join(place, name))
+    os.close(fd)
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _mirror(source: str, target: str) -> None:
+    """The same empty directories, with owners and modes."""
+    os.mkdir(target)
+    found = os.stat(source)
+    if os.geteuid() == 0:
+        os.chown(target, found.st_uid, found.st_gid)
+    os.chmod(target, found.st_mode & 0o7777)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _mirror(entry.path, os.path.join(target, entry.name))
+
+
+def _start_fuse(fuse: Fuse, bench: Bench) -> None:
+    """One fuse-overlayfs for each layer. It goes on by itself when its mount stands, and ends when nothing holds the mount."""
+    for layer in fuse.layers:
+        place = bench.scratch_directory()
+        flags = os.O_PATH | os.O_DIRECTORY
+        parts = {
+            "lowerdir": os.open(layer.lower, flags),
+            "upperdir": os.open(f"{fuse.directory}/upper/{layer.number}", flags),
+            "workdir": os.open(f"{fuse.directory}/work/{layer.number}", flags),
+        }
+        options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in parts.items())
+        done = subprocess.run(
+            [fuse.program, "-o", options, place], pass_fds=list(parts.values()), capture_output=True, check=False, preexec_fn=_keep_powers
+        )
+        for fd in parts.values():
+            os.close(fd)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise OSError(0, f"{fuse.program} over {layer.lower}: {said[-1] if said else f'exit code {done.returncode}'}")
+        bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, 0)
+
+
+def _keep_powers() -> None:
+    """A program that an ordinary user executes loses the capabilities of its user namespace unless they are ambient."""
+    everything = (1 << 41) - 1
+    sys_.capset(everything & _permitted(), _permitted(), _permitted())
+    for number in range(41):
+        if _permitted() >> number & 1:
+            sys_.prctl(sys_.PR_CAP_AMBIENT, 2, number)
+
+
+def _permitted() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1], 16) for line in status if line.startswith("CapPrm:"))
+
+
+def _receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    try:
+        return wire.receive(sock)
+    except EOFError:
+        raise OSError(0, "the other process ended without a word") from None
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

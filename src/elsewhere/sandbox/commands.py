@@ -1,0 +1,323 @@
+"""Running a command in a sandbox, seen from outside: start it, pass on what it needs, wait for its end.
+
+The end is the exit of the main process, which the keeper reports; never the end of a stream, so that a child which was left behind
+and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal of the
+sandbox's own, or is captured up to a cap.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from elsewhere.errors import Broken, NotFound, Refused, UsageError
+from elsewhere.sandbox import wire
+
+__all__ = ["CAPTURE_CAP", "Outcome", "Signals", "Spec", "attached", "captured", "on_terminal"]
+
+CAPTURE_CAP = 16 << 20
+_CHUNK = 1 << 16
+_PIPE_CHUNKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """`last`: the sandbox ends with this command, and everything in it."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    directory: str
+    umask: int = 0o022
+    timeout: float | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    exit_code: int
+    reason: str
+    signal: int
+    duration: float
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_kib: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+
+
+class Signals:
+    """Signals that somebody else receives on our behalf, as bytes on a socket: each byte is a number, 0 a change of size."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def read(self) -> bytes:
+        try:
+            return self.sock.recv(64)
+        except OSError:
+            return b""
+
+
+def attached(control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None) -> Outcome:
+    """On the caller's own descriptors."""
+    with _started(control, spec, list(fds), None) as run:
+        run.wait(signals)
+        return run.outcome()
+
+
+def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | None = None, cap: int = CAPTURE_CAP) -> Outcome:
+    """Into memory, up to `cap` for each stream; what is more is read and dropped, so that the command does not stall."""
+    with contextlib.ExitStack() as stack:
+        sinks = []
+        for _ in range(2):
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, reader)
+            sinks.append(_Sink(reader, writer, cap))
+        try:
+            run = stack.enter_context(_started(control, spec, [stdin, sinks[0].writer, sinks[1].writer], None))
+        finally:
+            for sink in sinks:
+                os.close(sink.writer)
+        run.wait(signals, {sink.reader: sink.take for sink in sinks})
+        for sink in sinks:
+            sink.drain()
+        out, err = sinks
+        return run.outcome(bytes(out.data), bytes(err.data), out.truncated, err.truncated)
+
+
+def on_terminal(control: socket.socket, spec: Spec, source: int, target: int, stderr: int | None, signals: Signals | None = None) -> Outcome:
+    """With a terminal of the sandbox's own between the command and the caller's. The caller's is raw meanwhile, so that every
+    key, Ctrl-C included, reaches the command."""
+    rows, columns = _size(target)
+    fds = [source, target, stderr] if stderr is not None else []
+    with _started(control, spec, fds, (rows, columns)) as run, _raw(source):
+        master = run.terminal
+        os.set_blocking(master, False)
+        run.wait(
+            signals,
+            {master: lambda: _pass_on(master, target), source: lambda: _pass_on(source, master)},
+            resized=lambda: _resize(master, target),
+        )
+        while _pass_on(master, target):
+            pass
+        return run.outcome()
+
+
+class _Sink:
+    def __init__(self, reader: int, writer: int, cap: int) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.data = bytearray()
+        self.truncated = False
+        self._cap = cap
+        os.set_blocking(reader, False)
+
+    def take(self) -> bool:
+        try:
+            chunk = os.read(self.reader, _CHUNK)
+        except BlockingIOError:
+            return True
+        room = self._cap - len(self.data)
+        if len(chunk) > room:
+            self.truncated = True
+        self.data += chunk[:room]
+        return bool(chunk)
+
+    def drain(self) -> None:
+        """What the pipe still holds; never wait for more, since a child that was left behind may hold it open or go on writing."""
+        for _ in range(_PIPE_CHUNKS):
+            if not select.select([self.reader], [], [], 0)[0] or not self.take():
+                return
+
+
+class _Run:
+    def __init__(self, channel: socket.socket, started: float) -> None:
+        self._channel = channel
+        self._started = started
+        self._words: list[str] = []
+        self._ended = 0.0
+        self.terminal = -1
+
+    def wait(
+        self,
+        signals: Signals | None,
+        streams: dict[int, Callable[[], bool]] | None = None,
+        resized: Callable[[], None] | None = None,
+    ) -> None:
+        streams = dict(streams or {})
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        for fd in streams:
+            poll.register(fd, select.POLLIN)
+        if signals is not None:
+            poll.register(signals.sock.fileno(), select.POLLIN)
+        while not self._words:
+            for fd, _ in poll.poll():
+                if fd == self._channel.fileno():
+                    self._hear()
+                elif signals is not None and fd == signals.sock.fileno():
+                    if not self._signal(signals, resized):
+                        poll.unregister(fd)
+                elif fd in streams and not streams[fd]():
+                    poll.unregister(fd)
+                    del streams[fd]
+
+    def _hear(self) -> None:
+        message = _recv(self._channel)
+        if message.startswith("end "):
+            self._words = message.split()[1:]
+        elif not message:
+            self._words = ["125", "0", "lost", "0", "0", "0"]
+        self._ended = time.monotonic()
+
+    def _signal(self, signals: Signals, resized: Callable[[], None] | None) -> bool:
+        data = signals.read()
+        if not data:
+            # Whoever we work for is gone: closing the channel tells the keeper to end the command.
+            raise Broken("caller_gone", "the caller ended before the command did")
+        for number in data:
+            if number and number != 28:
+                with contextlib.suppress(OSError):
+                    self._channel.send(b"signal %d" % number)
+            elif resized is not None:
+                resized()
+        return True
+
+    def outcome(self, stdout: bytes = b"", stderr: bytes = b"", stdout_truncated: bool = False, stderr_truncated: bool = False) -> Outcome:
+        try:
+            code, number, reason, user_s, system_s, max_rss = self._words
+            values = (int(code), int(number), float(user_s), float(system_s), int(max_rss))
+        except ValueError as error:
+            raise Broken("keeper_nonsense", f"the keeper answered {' '.join(self._words)!r}") from error
+        if reason not in ("exited", "signaled", "timeout", "cancelled", "lost"):
+            raise Broken("keeper_nonsense", f"the keeper gave the reason {reason!r}")
+        exit_code = 124 if reason == "timeout" else values[0] & 0xFF
+        return Outcome(
+            exit_code,
+            reason,
+            values[1],
+            self._ended - self._started,
+            values[2],
+            values[3],
+            values[4],
+            stdout,
+            stderr,
+            stdout_truncated,
+            stderr_truncated,
+        )
+
+
+@contextlib.contextmanager
+def _started(control: socket.socket, spec: Spec, fds: list[int], terminal: tuple[int, int] | None) -> Iterator[_Run]:
+    channel, theirs = wire.pair()
+    with channel:
+        order = {
+            "argv": spec.argv,
+            "environment": spec.environment,
+            "directory": spec.directory,
+            "umask": spec.umask,
+            "terminal": terminal,
+            "timeout": spec.timeout,
+            "last": spec.last,
+        }
+        began = time.monotonic()
+        try:
+            with theirs:
+                wire.send(control, ("spawn", order), [theirs.fileno(), *fds])
+        except OSError as error:
+            raise Broken("sandbox_gone", "the sandbox is not running any more", hint="make a new one") from error
+        run = _Run(channel, began)
+        try:
+            if terminal is not None:
+                run.terminal = _receive_terminal(channel, spec)
+            _check_started(_recv(channel), spec)
+            yield run
+        finally:
+            if run.terminal >= 0:
+                os.close(run.terminal)
+
+
+def _recv(channel: socket.socket) -> str:
+    try:
+        return channel.recv(256).decode("ascii", "replace")
+    except ConnectionError:
+        return ""
+
+
+def _receive_terminal(channel: socket.socket, spec: Spec) -> int:
+    data, fds, _, _ = socket.recv_fds(channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
+    if data != b"terminal" or len(fds) != 1:
+        _check_started(data.decode("ascii", "replace"), spec)
+        raise Broken("keeper_nonsense", f"the keeper sent {data!r} instead of a terminal")
+    return fds[0]
+
+
+def _check_started(message: str, spec: Spec) -> None:
+    words = message.split()
+    if words[:1] == ["started"]:
+        return
+    if words[:1] != ["refused"] or len(words) != 3 or not words[1].isdigit():
+        raise Broken("sandbox_gone", "the sandbox ended before the command could start", hint="make a new one")
+    number, code = int(words[1]), words[2]
+    if code == "127":
+        error: NotFound | Refused | UsageError = NotFound(
+            "command_not_found", f"{spec.argv[0]!r} was not found in the sandbox", hint="check its spelling and PATH; a shell line goes with -c"
+        )
+    elif code == "126":
+        error = Refused("command_not_executable", f"{spec.argv[0]!r} cannot be executed: {os.strerror(number)}", hint="chmod +x it, or name its interpreter")
+    else:
+        error = UsageError("bad_directory", f"the directory {spec.directory!r} cannot be entered in the sandbox: {os.strerror(number)}")
+    error.exit_code = int(code)
+    raise error
+
+
+def _size(fd: int) -> tuple[int, int]:
+    try:
+        rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
+    except OSError:
+        return 24, 80
+    return rows or 24, columns or 80
+
+
+def _resize(master: int, target: int) -> None:
+    rows, columns = _size(target)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+@contextlib.contextmanager
+def _raw(fd: int) -> Iterator[None]:
+    before = termios.tcgetattr(fd)
+    tty.setraw(fd)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _pass_on(source: int, target: int) -> bool:
+    """One chunk; False at the end of the source."""
+    try:
+        data = os.read(source, _CHUNK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return False  # a terminal whose other side is closed reads as an error
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(target, view) :]
+        except BlockingIOError:
+            select.select([], [target], [])
+        except OSError:
+            return False
+    return bool(data)

@@ -1,0 +1,25 @@
+"""What a sandbox did: its layers, or its copy, compared with reality. What is hidden from a sandbox is never reported of it."""
+
+import os
+
+from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
+from elsewhere.sandbox import seeds
+from elsewhere.sandbox.record import Record
+from elsewhere.storage.state import State
+
+__all__ = ["changes_of"]
+
+
+def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
+    """`memory_fd` leads to layers that live in memory, for as long as somebody holds them."""
+    directory = f"/proc/self/fd/{memory_fd}" if memory_fd >= 0 else state.sandbox(record.id)
+    found = Changes()
+    if record.mechanism == "copy-landlock":
+        found = compare_trees(os.path.join(directory, "copy"), record.project, record.project)
+    for layer in record.layers:
+        upper = f"{directory}/upper/{layer['number']}"
+        if os.path.isdir(upper):
+            pristine = seeds.pristine() if layer["at"] == "/" and record.mechanism.startswith("overlay-idmap") else None
+            found.extend(compare_overlay(upper, layer["lower"], layer["at"], pristine))
+    found.sort()
+    return found.without([*record.enforced.get("hidden", []), state.path])

@@ -1,0 +1,208 @@
+"""Making a sandbox, in the launcher: its directory, its record, its keeper; and what becomes of one whose owner died.
+
+The directory is filled before its record says `running`; whoever finds one without a record, or with one whose keeper is gone,
+knows what happened.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elsewhere import __version__
+from elsewhere.clock import wall
+from elsewhere.errors import UsageError
+from elsewhere.linux import capabilities, seccomp
+from elsewhere.sandbox import identity, mechanisms, record, wire
+from elsewhere.sandbox.builder import BuildFailed
+from elsewhere.sandbox.mechanisms import BlankSource, Mechanism, Raised
+from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.view import Host
+from elsewhere.storage import trash
+from elsewhere.storage.state import State, write_aside
+
+__all__ = ["Ladder", "Made", "Request", "abandon", "create", "recover"]
+
+ABANDONED = ("discard", "keep")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks for. `abandoned` says what becomes of the sandbox if the caller dies: `discard`, or `keep` if it wrote
+    anything."""
+
+    project: str
+    git: str | None
+    head: str | None
+    home: str
+    base: str
+    story: str
+    abandoned: str
+    left_out: list[str] = field(default_factory=list)
+    rungs: list[str] | None = None
+
+
+@dataclass(slots=True)
+class Made:
+    record: Record
+    raised: Raised
+
+
+class Ladder:
+    """Which rung stood last time for a project, and why the stronger ones did not."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Mechanism, list[tuple[str, str]]]] = {}
+        self._host: tuple[str, Host] | None = None
+
+    def forget(self) -> None:
+        self._found.clear()
+        self._host = None
+
+    def host(self, home: str, state: str) -> Host:
+        if self._host is None or self._host[0] != home:
+            self._host = (home, Host.look(home, state))
+        return self._host[1]
+
+    def climb(self, project: str, rungs: list[str] | None, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
+        """The first rung that stands, tried for real."""
+        known = self._found.get(project) if rungs is None else None
+        reasons: list[tuple[str, str]] = list(known[1]) if known else []
+        passed = known is None
+        for mechanism in mechanisms.ladder():
+            passed = passed or (known is not None and mechanism == known[0])
+            if not passed or (rungs is not None and mechanism.name not in rungs):
+                continue
+            try:
+                raised = attempt(mechanism)
+            except BuildFailed as failure:
+                reasons.append((mechanism.name, str(failure)))
+                continue
+            if rungs is None:
+                self._found[project] = (mechanism, reasons)
+            return raised, reasons
+        raise mechanisms.unavailable(reasons)
+
+
+def create(state: State, request: Request, ladder: Ladder, take: BlankSource) -> Made:
+    if request.base != "live":
+        raise UsageError("bad_base", f"the base {request.base!r} is not known", hint="use live")
+    who = identity.derive(os.path.basename(request.project), request.story, None, request.head)
+    directory = state.sandbox(who.sandbox_id)
+    host = ladder.host(request.home, state.path)
+    project = Project(request.project, request.git, request.head)
+    os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    try:
+        lock = record.hold_lock(directory)
+        try:
+            raised, reasons = ladder.climb(
+                request.project, request.rungs, lambda rung: _attempt(rung, host, project, state, directory, take)
+            )
+            wire.send(raised.control, ("hold",), [lock])
+        finally:
+            os.close(lock)
+        made = Record(
+            id=who.sandbox_id,
+            state="running",
+            project=request.project,
+            base={"kind": "live", "head": request.head, "at": wall()},
+            created_at=wall(),
+            mechanism=raised.mechanism.name,
+            identity=who.document(),
+            enforced=_enforced(raised, reasons),
+            layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
+            plan=[[operation.target, operation.words()] for operation in raised.view.plan.operations()],
+            environment_left_out=request.left_out,
+            version=__version__,
+        )
+        write_aside(os.path.join(directory, ".sandbox.env"), identity.env_file(who.variables()))
+        record.save(state, made)
+    except BaseException:
+        trash.discard(directory, state.room("trash"))
+        raise
+    return Made(made, raised)
+
+
+def _attempt(rung: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raised:
+    try:
+        return mechanisms.raise_sandbox(rung, host, project, state, directory, take)
+    except BuildFailed:
+        # What this rung made would be in the way of the next one.
+        for name in os.listdir(directory):
+            if name != "lock":
+                trash.discard(os.path.join(directory, name), state.room("trash"))
+        raise
+
+
+def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, object]:
+    """Which mechanism enforces what, and what is not enforced at all."""
+    rung = raised.mechanism
+    if rung.copy:
+        files = f"{raised.copied} of the project at {raised.project_path}; everything else read-only by Landlock, modes and times of own files excepted"
+    elif rung.whole_machine:
+        files = "the whole machine, copy on write"
+    else:
+        files = "home and project, copy on write; everything else read-only"
+    return {
+        "mechanism": rung.name,
+        "files": files,
+        "layers": f"in memory, at most {rung.memory} bytes" if rung.memory else "on disk",
+        "processes": "descendants of the keeper" if rung.copy else "own process namespace",
+        "user": "own user namespace" if not rung.copy else "the caller's",
+        "network": "host",
+        "capabilities": list(capabilities.KEPT) if rung.whole_machine else [],
+        "no_new_privileges": True,
+        "system_calls_denied": list(seccomp.DENIED),
+        "hidden": list(raised.view.hidden),
+        "read_only_instead": raised.weaker,
+        "limits": ["timeout"],
+        "stronger_rungs": [{"mechanism": name, "reason": reason} for name, reason in reasons],
+        "differs": _differs(rung),
+    }
+
+
+def _differs(rung: Mechanism) -> list[str]:
+    """How far the copy is from the original, so that nobody trusts a result too far."""
+    said = ["services of the host are not part of the sandbox", "the kernel is the host's"]
+    if rung.copy:
+        return [*said, "the project is at another path", "/tmp is the host's and read-only; TMPDIR points to a private one"]
+    said += ["/run, /tmp, /dev/shm are fresh", "a file that reality changes later may show inside (live base)"]
+    if not rung.whole_machine:
+        said += ["/usr and /etc cannot be written", "directories that exist in reality cannot be renamed in place"]
+    return said
+
+
+def abandon(state: State, sandbox_id: str, wish: str) -> None:
+    """The owner died. What nobody asked to keep, or what is empty, goes; anything else stays and says that it was lost."""
+    with contextlib.suppress(Exception):
+        if wish == "keep":
+            found = record.load(state, sandbox_id)
+            if _wrote_anything(state, found):
+                found.state, found.lost, found.ended_at = "stopped", True, wall()
+                record.save(state, found)
+                return
+    trash.discard(state.sandbox(sandbox_id), state.room("trash"))
+
+
+def _wrote_anything(state: State, found: Record) -> bool:
+    directory = state.sandbox(found.id)
+    if found.mechanism == "copy-landlock":
+        return True
+    seeded = {"etc"}
+    for layer in found.layers:
+        with contextlib.suppress(OSError):
+            names = set(os.listdir(f"{directory}/upper/{layer['number']}"))
+            if names - seeded or (layer["at"] != "/" and names):
+                return True
+            if "etc" in names and any(not name.startswith(("shadow", "gshadow")) for name in os.listdir(f"{directory}/upper/{layer['number']}/etc")):
+                return True
+    return False
+
+
+def recover(state: State) -> None:
+    """After a launcher died: directories that never became a sandbox go; records whose keeper is gone tell so when they are read."""
+    for sandbox_id in state.sandbox_ids():
+        directory = state.sandbox(sandbox_id)
+        if not os.path.exists(os.path.join(directory, "sandbox.json")) and not record.is_alive(state, sandbox_id):
+            trash.discard(directory, state.room("trash"))

@@ -1,0 +1,125 @@
+"""How everybody else talks to the launcher: find it, start it, ask it. Safe in a threaded program: nothing here forks.
+
+One connection for a process, under a lock; a sandbox's own socket, which leads straight to its keeper, needs none.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import elsewhere
+from elsewhere import errors
+from elsewhere.errors import Broken, ElsewhereError
+from elsewhere.sandbox import wire
+from elsewhere.storage.state import State
+
+__all__ = ["Engine", "connect", "socket_name"]
+
+_START_S = 20.0
+
+
+def socket_name() -> str:
+    """Eight hex digits of what a launcher must share with whoever uses it: namespaces, root directory, version and code."""
+    parts = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("mnt", "net", "user", "pid")]
+    root = os.stat("/")
+    text = ".".join([*parts, str(root.st_dev), str(root.st_ino), elsewhere.__version__, elsewhere.__file__])
+    number = 0x811C9DC5
+    for byte in os.fsencode(text):
+        number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return f"{number:08x}"
+
+
+def connect(state_path: str, name: str) -> socket.socket | None:
+    """A connection to a launcher that is there, or None."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        directory = os.open(os.path.join(state_path, "run"), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{directory}/{name}")
+        finally:
+            os.close(directory)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def start(state: State, name: str) -> None:
+    """Start a launcher and wait until it listens. Two at once: one of them wins, and both callers are served."""
+    log = os.path.join(state.room("run"), f"{name}.log")
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        with open(log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
+            environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+            paths = os.pathsep.join(path for path in sys.path if path)
+            subprocess.Popen(
+                [sys.executable, "-X", "utf8", "-W", "ignore", "-m", "elsewhere.cli.launch", name, str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={**environment, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
+                pass_fds=[writer],
+                start_new_session=True,
+            ).returncode = 0  # it is meant to outlive us: no warning when this object goes
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as pipe:
+        pipe.read()  # closed by the launcher when it listens, or by its end
+
+
+class Engine:
+    """A process's line to its launcher."""
+
+    _shared: "dict[str, Engine]" = {}
+    _sharing = threading.Lock()
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._process = os.getpid()
+
+    @classmethod
+    def shared(cls, state: State) -> "Engine":
+        with cls._sharing:
+            engine = cls._shared.get(state.path)
+            if engine is None or engine._process != os.getpid():  # after a fork the parent's line is not ours
+                engine = cls._shared[state.path] = cls(state)
+            return engine
+
+    def ask(self, *message: object) -> tuple[Any, list[int]]:
+        with self._lock:
+            if self._sock is None:
+                self._sock = self._open()
+            try:
+                answer, fds = wire.call(self._sock, message)
+            except Broken:
+                self._sock.close()
+                self._sock = None
+                raise
+        if answer[0] == "error":
+            kind, code, text, hint, detail = answer[1:]
+            raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
+        return answer, fds
+
+    def _open(self) -> socket.socket:
+        name = socket_name()
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            sock = connect(self.state.path, name)
+            if sock is not None:
+                return sock
+            start(self.state, name)
+        log = os.path.join(self.state.room("run"), f"{name}.log")
+        raise Broken("launcher_did_not_start", f"the launcher did not start within {_START_S:.0f} s", hint=f"see {log}")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None

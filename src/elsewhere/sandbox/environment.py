@@ -1,0 +1,103 @@
+"""The environment of a command: a short list of names from the caller's, what was asked for, and the sandbox's identity.
+
+The caller's whole environment never goes in. The names (never the values) of what was left out are kept, so that somebody who
+misses a variable can find out why.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elsewhere.errors import UsageError
+from elsewhere.sandbox.identity import RESERVED
+
+__all__ = ["Environment", "compose", "parse_assignment", "read_env_file"]
+
+_PASSED = frozenset(
+    """LANG LANGUAGE TZ TERM COLORTERM NO_COLOR PATH HOME USER LOGNAME SHELL VIRTUAL_ENV NVM_DIR JAVA_HOME GOPATH CARGO_HOME
+    RUSTUP_HOME PYENV_ROOT CI http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY
+    NO_PROXY""".split()
+)
+_PASSED_PREFIXES = ("LC_", "CONDA_")
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE", "API_KEY", "APIKEY", "ACCESS_KEY", "AUTH")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    variables: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+def compose(
+    caller: Mapping[str, str],
+    *,
+    asked: Iterable[tuple[str, str | None]] = (),
+    passed: Iterable[str] = (),
+    identity: Mapping[str, str],
+) -> Environment:
+    """`asked` are `--env` and `--env-file` (None: the caller's own value); `passed` are names from settings."""
+    chosen = {name: value for name, value in caller.items() if _is_passed(name)}
+    for name in passed:
+        _refuse_reserved(name)
+        if name in caller:
+            chosen[name] = caller[name]
+    for name, value in asked:
+        _refuse_reserved(name)
+        if value is not None:
+            chosen[name] = value
+        elif name in caller:
+            chosen[name] = caller[name]
+        else:
+            raise UsageError("env_not_set", f"--env {name}: this variable is not set here", hint=f"give it a value: --env {name}=VALUE")
+    chosen.setdefault("PATH", _DEFAULT_PATH)
+    left_out = tuple(sorted(name for name in caller if name not in chosen))
+    return Environment({**chosen, **identity}, left_out)
+
+
+def _is_passed(name: str) -> bool:
+    return name in _PASSED or name.startswith(_PASSED_PREFIXES)
+
+
+def _refuse_reserved(name: str) -> None:
+    if name.startswith(RESERVED):
+        raise UsageError("env_reserved", f"{name} is part of the sandbox's identity and cannot be set", hint="choose another name")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a project's own file may not ask for this variable: it could hand a stranger's repository the user's keys."""
+    return any(word in name.upper() for word in _SECRET_WORDS)
+
+
+def parse_assignment(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    if not name or not (name[0].isalpha() or name[0] == "_") or not name.replace("_", "a").isalnum() or not name.isascii():
+        raise UsageError("bad_env", f"{text!r} names no environment variable", hint="write NAME=VALUE, or NAME to pass the caller's own value")
+    if "\0" in value:
+        raise UsageError("bad_env", f"the value of {name} contains a NUL byte", hint="remove it")
+    return name, value if equals else None
+
+
+def read_env_file(path: str) -> list[tuple[str, str | None]]:
+    """`KEY=value` lines; blank lines and `#` comments are skipped, a leading `export` and surrounding quotes are dropped."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise UsageError("bad_env_file", f"--env-file {path!r} is not a regular file", hint="name a file of KEY=value lines")
+            lines = stream.read().splitlines()
+    except OSError as error:
+        raise UsageError("bad_env_file", f"--env-file {path!r} cannot be read: {error.strerror}", hint="name a file of KEY=value lines") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        text = text.removeprefix("export ").lstrip()
+        if "=" not in text:
+            raise UsageError("bad_env_file", f"{path}, line {number}: {line!r} is not KEY=value", hint="write one KEY=value on each line")
+        name, value = parse_assignment(text)
+        if value and len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        found.append((name, value))
+    return found

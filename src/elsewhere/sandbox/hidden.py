@@ -1,0 +1,66 @@
+"""Places that no sandbox sees: credentials, other people's homes, elsewhere's own state.
+
+A place is named by where it usually lies; one that is a link is hidden where it leads. A place that contains the project is not
+hidden as a whole (its own credential places still are).
+"""
+
+import contextlib
+import glob
+import os
+
+__all__ = ["CREDENTIALS", "SYSTEM", "hidden_places"]
+
+CREDENTIALS = (
+    ".ssh", ".aws", ".azure", ".gnupg", ".kube", ".netrc", ".git-credentials", ".config/git/credentials", ".config/gcloud",
+    ".config/gh", ".config/glab-cli", ".config/hub", ".config/op", ".config/rclone", ".config/doctl", ".docker/config.json",
+    ".pypirc", ".gem/credentials", ".cargo/credentials", ".cargo/credentials.toml", ".terraform.d/credentials.tfrc.json",
+    ".vault-token", ".password-store", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".local/share/keyrings", ".mozilla",
+    ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".claude", ".claude.json", ".codex", ".gemini",
+    ".config/anthropic", ".config/openai", ".config/github-copilot", ".config/goose", ".config/elsewhere",
+)  # fmt: skip
+SYSTEM = (
+    "/etc/ssh/ssh_host_*_key", "/etc/ssl/private", "/etc/sudoers.d", "/etc/sudoers", "/etc/krb5.keytab", "/etc/wireguard",
+    "/etc/NetworkManager/system-connections", "/var/lib/elsewhere", "/var/lib/docker", "/var/lib/containerd",
+)  # fmt: skip
+
+
+def hidden_places(home: str, shown: tuple[str, ...], state: str) -> list[str]:
+    """Existing places to cover, shortest first. `shown` are the project and what belongs to it."""
+    homes = [home]
+    found = [state]
+    for other in _homes():
+        if other == home:
+            continue
+        if any(_within(path, other) for path in (*shown, home)):
+            homes.append(other)
+        else:
+            found.append(other)
+    found += [os.path.join(place, name) for place in homes for name in CREDENTIALS]
+    for pattern in SYSTEM:
+        found += glob.glob(pattern) if "*" in pattern else [pattern]
+    return _outermost([os.path.realpath(path) for path in found if _there(path)], shown)
+
+
+def _homes() -> list[str]:
+    homes = ["/root"]
+    with contextlib.suppress(OSError), os.scandir("/home") as entries:
+        homes += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return homes
+
+
+def _there(path: str) -> bool:
+    """Something that whoever asks could read: what they cannot reach anyway needs no cover."""
+    return os.path.lexists(path) and os.access(path, os.R_OK)
+
+
+def _within(path: str, place: str) -> bool:
+    return path == place or path.startswith(place + "/")
+
+
+def _outermost(paths: list[str], shown: tuple[str, ...]) -> list[str]:
+    kept: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if path == "/" or any(_within(path, other) for other in kept) or any(_within(place, path) for place in shown):
+            continue
+        kept.append(path)
+    return kept

@@ -1,0 +1,387 @@
+"""The launcher: one lean process for each user, started on demand, gone after some idle minutes.
+
+It keeps blanks waiting, makes sandboxes of them, and reaps. It also serves the command line: a tiny client hands over its
+arguments and descriptors, and a fork of the launcher, which has everything loaded, does the work as if it were the client.
+
+    run/<8 hex>       socket; the name says namespaces, root directory and version, so that only like meets like
+    run/<8 hex>.lock  held while a launcher lives; the loser of a race to start goes away
+    run/<8 hex>.log   what it had to say
+
+    connection        first packet
+    command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
+    engine            ("create", …) | ("settle", id) | ("remove", id) | ("stop",), any number; see `engine.py`
+
+A sandbox belongs to the connection that made it until it is settled or removed; when the connection ends before, its owner has
+died, and what it left is cleared up here. Single-threaded on purpose: it forks.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from elsewhere import __version__
+from elsewhere.errors import Broken, ElsewhereError, UsageError
+from elsewhere.linux import seccomp, syscalls
+from elsewhere.sandbox import builder, creation, mechanisms, record, view, wire
+from elsewhere.sandbox.builder import Blank, BuildFailed
+from elsewhere.sandbox.mechanisms import Mechanism
+from elsewhere.storage import trash
+from elsewhere.storage.state import State
+
+__all__ = ["Front", "Launcher", "serve"]
+
+Front = Callable[[list[str], socket.socket], int]
+
+_POOL = 4
+_IDLE_S = 300.0
+_TICK_MS = 5000
+
+
+@dataclass(slots=True)
+class _Connection:
+    sock: socket.socket
+    owned: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Keeper:
+    sandbox_id: str
+    waiting: list[socket.socket] = field(default_factory=list)
+
+
+class Launcher:
+    def __init__(self, state: State, listener: socket.socket, front: Front, idle: float) -> None:
+        self._state = state
+        self._listener = listener
+        self._front = front
+        self._idle = idle
+        self._quiet_since = time.monotonic()
+        self._filter = seccomp.program()
+        self._connections: dict[int, _Connection] = {}
+        self._keepers: dict[int, _Keeper] = {}
+        self._by_sandbox: dict[str, int] = {}
+        self._pool: list[Blank] = []
+        self._pooled: Mechanism | None = None
+        self._refused: dict[str, str] = {}
+        self._children: set[int] = set()
+        self._stale_at = 0.0
+        self._sweeper = _start_sweeper(state, listener)
+        self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
+        self._ladder = creation.Ladder()
+        self._poll = select.poll()
+        woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._woken = woken
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self._poll.register(listener.fileno(), select.POLLIN)
+        self._poll.register(woken, select.POLLIN)
+        self._poll.register(self._mountinfo.fileno(), select.POLLPRI | select.POLLERR)
+
+    # -- the loop -------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._refill()
+        while True:
+            busy = self._connections or self._keepers
+            for fd, _ in self._poll.poll(_TICK_MS if not self._wants_blank() else 0):
+                if fd == self._listener.fileno():
+                    self._accept()
+                elif fd == self._woken:
+                    os.read(self._woken, 4096)
+                elif fd == self._mountinfo.fileno():
+                    self._mounts_changed()
+                elif fd in self._connections:
+                    self._serve(self._connections[fd])
+            self._reap()
+            self._refill()
+            now = time.monotonic()
+            if busy:
+                self._quiet_since = now
+            elif now - self._quiet_since > self._idle or not os.path.exists(self._state.room("run")):
+                return
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(True)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if int.from_bytes(credentials[4:8], sys.byteorder) not in (os.geteuid(), 0):
+                sock.close()
+                return
+            self._connections[sock.fileno()] = _Connection(sock)
+            self._poll.register(sock.fileno(), select.POLLIN)
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            message, fds = wire.receive(connection.sock)
+        except (EOFError, OSError):
+            self._gone(connection)
+            return
+        if message[0] == "cli":
+            self._fork_front(connection, message, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        try:
+            answer, out = self._answer(connection, message)
+        except ElsewhereError as error:
+            answer, out = ("error", type(error).__name__, error.code, error.message, error.hint, _plain(error.detail)), []
+        except Exception as error:  # a fault of ours must reach the caller, and must not end everybody else's launcher
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
+            answer, out = ("error", "Broken", "launcher_fault", f"the launcher failed: {type(error).__name__}: {error}", "", {}), []
+        if answer is not None:
+            self._reply(connection.sock, answer, out)
+        for fd in out:
+            os.close(fd)
+
+    def _reply(self, sock: socket.socket, answer: object, fds: list[int]) -> None:
+        with contextlib.suppress(OSError):  # the caller is gone; its connection says so in the next round
+            wire.send(sock, answer, fds)
+
+    def _answer(self, connection: _Connection, message: tuple[Any, ...]) -> tuple[object | None, list[int]]:
+        kind = message[0]
+        if kind == "create":
+            return self._create(connection, message[1])
+        if kind in ("settle", "remove"):
+            return self._end(connection, message[1], remove=kind == "remove"), []
+        if kind == "stop":
+            self._reply(connection.sock, ("stopping",), [])
+            self._leave()
+        raise UsageError("bad_order", f"the launcher does not know {kind!r}")
+
+    # -- sandboxes --------------------------------------------------------------------------------------------------------------
+
+    def _create(self, connection: _Connection, request: dict[str, Any]) -> tuple[object, list[int]]:
+        self._check_mounts()
+        made = creation.create(self._state, creation.Request(**request), self._ladder, self._take)
+        keeper = made.raised.keeper
+        self._keepers[keeper] = _Keeper(made.record.id)
+        self._by_sandbox[made.record.id] = keeper
+        connection.owned[made.record.id] = request["abandoned"]
+        fds = [made.raised.control.detach()]
+        if made.raised.memory_fd >= 0:
+            fds.append(made.raised.memory_fd)
+        return ("created", made.record.id, made.raised.project_path, made.raised.mechanism.name), fds
+
+    def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
+        """Answered when nothing of the sandbox runs any more, which may be later."""
+        connection.owned.pop(sandbox_id, None)
+        if remove:
+            trash.discard(self._state.sandbox(sandbox_id), self._state.room("trash"))
+            self._sweep()
+        keeper = self._by_sandbox.get(sandbox_id)
+        if keeper is None:
+            return ("done",)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGKILL)
+        self._keepers[keeper].waiting.append(connection.sock)
+        return None
+
+    def _gone(self, connection: _Connection) -> None:
+        self._poll.unregister(connection.sock.fileno())
+        del self._connections[connection.sock.fileno()]
+        connection.sock.close()
+        for sandbox_id, wish in connection.owned.items():
+            keeper = self._by_sandbox.get(sandbox_id)
+            if keeper is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(keeper, signal.SIGKILL)
+            creation.abandon(self._state, sandbox_id, wish)
+        self._sweep()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._children.discard(pid)
+            keeper = self._keepers.pop(pid, None)
+            if keeper is not None:
+                self._by_sandbox.pop(keeper.sandbox_id, None)
+                for sock in keeper.waiting:
+                    self._reply(sock, ("done",), [])
+
+    def _sweep(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._sweeper, b"s")
+
+    # -- blanks -----------------------------------------------------------------------------------------------------------------
+
+    def _take(self, mechanism: Mechanism) -> Blank:
+        if self._pooled is not None and mechanism.whole_machine == self._pooled.whole_machine:
+            while self._pool:
+                blank = self._pool.pop(0)
+                try:
+                    blank.ready()
+                except BuildFailed:
+                    blank.discard()
+                    break
+                return blank
+        blank = self._make_blank(mechanism)
+        try:
+            blank.ready()
+        except BuildFailed:
+            blank.discard()
+            raise
+        if mechanism.pooled:
+            self._drop_pool()
+            self._pooled = mechanism
+        return blank
+
+    def _make_blank(self, mechanism: Mechanism) -> Blank:
+        standing = view.standing(whole_machine=mechanism.whole_machine)
+        return builder.blank(standing, self._state.path, whole_machine=mechanism.whole_machine, filter_program=self._filter)
+
+    def _wants_blank(self) -> bool:
+        return self._pooled is not None and len(self._pool) < _POOL and time.monotonic() >= self._stale_at
+
+    def _refill(self) -> None:
+        """One at a time, between requests."""
+        if self._wants_blank():
+            assert self._pooled is not None
+            try:
+                self._pool.append(self._make_blank(self._pooled))
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
+                    raise
+                self._stale_at = time.monotonic() + 1.0  # too many processes or descriptors: later
+
+    def _drop_pool(self) -> None:
+        for blank in self._pool:
+            blank.discard()
+        self._pool.clear()
+
+    def _mounts_changed(self) -> None:
+        """A blank carries the host's mounts as they were when it was made. Busy hosts mount often: wait for a quiet moment."""
+        self._drop_pool()
+        self._ladder.forget()
+        self._stale_at = time.monotonic() + 0.2
+
+    def _check_mounts(self) -> None:
+        watcher = select.poll()
+        watcher.register(self._mountinfo.fileno(), select.POLLPRI | select.POLLERR)
+        if watcher.poll(0):
+            self._mounts_changed()
+
+    # -- the command line -------------------------------------------------------------------------------------------------------
+
+    def _fork_front(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> None:
+        """The child answers the client; we forget the connection."""
+        pid = os.fork()
+        if pid == 0:
+            self._become_front(connection.sock, message, fds)
+        self._children.add(pid)
+        self._poll.unregister(connection.sock.fileno())
+        del self._connections[connection.sock.fileno()]
+        connection.sock.close()
+        for fd in fds:
+            os.close(fd)
+
+    def _become_front(self, sock: socket.socket, message: tuple[Any, ...], fds: list[int]) -> NoReturn:
+        code = 125
+        try:
+            _, argv, directory, environment, umask = message
+            builder.leave_the_launcher([sock.fileno(), *fds])
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+            for fd in fds:
+                os.close(fd)
+            os.umask(umask)
+            os.environ.clear()
+            os.environ.update(environment)
+            for number, mode in enumerate("rww"):
+                stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+                setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
+            os.chdir(directory)
+            code = self._front(argv, sock)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 125
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            with contextlib.suppress(OSError):
+                sock.send(b"exit %d" % code)
+            os._exit(code & 0xFF)
+
+    def _leave(self) -> NoReturn:
+        self._drop_pool()
+        raise SystemExit(0)
+
+
+def _plain(detail: dict[str, object]) -> dict[str, object]:
+    """Only what can travel."""
+    return {key: value if isinstance(value, (str, int, float, bool, list, dict, type(None))) else str(value) for key, value in detail.items()}
+
+
+def _start_sweeper(state: State, listener: socket.socket) -> int:
+    """A process that empties the trash whenever it is told to, so that nobody waits for it; it ends with us."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(writer, False)
+    pid = os.fork()
+    if pid:
+        os.close(reader)
+        return writer
+    listener.close()
+    os.close(writer)
+    builder.leave_the_launcher([reader])
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    try:
+        trash.empty(state.room("trash"))
+        while os.read(reader, 4096):
+            if trash.empty(state.room("trash")):
+                time.sleep(0.2)  # something is still held by a sandbox that is going
+                trash.empty(state.room("trash"))
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:
+    """Be the launcher until idle. Another one that was faster is not an error."""
+    place = os.path.join(state.room("run"), socket_name)
+    lock = os.open(place + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    creation.recover(state)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    directory = os.open(state.room("run"), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(place)
+    # By way of the descriptor: the path itself may be longer than a socket's name can be.
+    listener.bind(f"/proc/self/fd/{directory}/{socket_name}")
+    os.chmod(place, 0o600)
+    listener.listen(256)
+    launcher = Launcher(state, listener, front, idle)
+    gc.collect()
+    gc.freeze()
+    if ready >= 0:
+        os.close(ready)
+    try:
+        launcher.run()
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place)
+    return 0
+
+

@@ -1,0 +1,209 @@
+"""The ladder: how a view is made true on this host, strongest first. Each rung is really tried; the first that stands is used.
+
+    rung                  files                                         needs
+    overlay-idmap         the whole machine, copy on write              root, a file system that knows id mapping
+    overlay-userns        home and project copy on write, rest read-only  user namespaces, overlay in them
+    …-memory              the same, with the layers in memory (a cap)    where the state directory cannot hold an upper
+    fuse-overlayfs        as overlay-userns, by a program                user namespaces, /dev/fuse, fuse-overlayfs
+    copy-landlock         a copy of the project, the rest read-only       Landlock; no namespaces at all
+
+A rung that this host refuses says why; a disk that is full or a limit that is reached is not a refusal of the rung but an error.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elsewhere.errors import ElsewhereError, StateError, Unavailable
+from elsewhere.linux import landlock, seccomp
+from elsewhere.sandbox import builder, seeds, view
+from elsewhere.sandbox.builder import Blank, BuildFailed, Fuse
+from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.view import FIRST_ID, Host, View
+from elsewhere.storage import copying
+from elsewhere.storage.state import State
+
+__all__ = ["LADDER", "Mechanism", "Raised", "ladder", "raise_sandbox"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+MEMORY_CAP = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    name: str
+    whole_machine: bool = False
+    memory: int = 0
+    fuse: bool = False
+    copy: bool = False
+
+    @property
+    def pooled(self) -> bool:
+        """Whether blanks can wait for it: fuse-overlayfs has to start first, and Landlock's rules name the sandbox."""
+        return not self.fuse and not self.copy
+
+
+LADDER = (
+    Mechanism("overlay-idmap", whole_machine=True),
+    Mechanism("overlay-idmap-memory", whole_machine=True, memory=MEMORY_CAP),
+    Mechanism("overlay-userns"),
+    Mechanism("overlay-userns-memory", memory=MEMORY_CAP),
+    Mechanism("fuse-overlayfs", fuse=True),
+    Mechanism("copy-landlock", copy=True),
+)
+
+
+def ladder() -> tuple[Mechanism, ...]:
+    """The rungs that make sense for whoever runs this."""
+    return tuple(rung for rung in LADDER if os.geteuid() == 0 or not rung.whole_machine)
+
+
+@dataclass(slots=True)
+class Raised:
+    """A sandbox that stands: its keeper waits for commands."""
+
+    mechanism: Mechanism
+    control: socket.socket
+    keeper: int
+    view: View
+    project_path: str
+    weaker: dict[str, str]
+    memory_fd: int = -1
+    copied: str = ""
+
+
+BlankSource = Callable[[Mechanism], Blank]
+
+
+def raise_sandbox(mechanism: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raised:
+    """Fill `directory` and bring the sandbox up in it by one mechanism. BuildFailed says that this rung does not stand here."""
+    try:
+        if mechanism.copy:
+            return _copied(mechanism, host, project, directory)
+        drawn = view.draw(
+            host, project, whole_machine=mechanism.whole_machine, redirects=not mechanism.memory, overlay=not mechanism.fuse
+        )
+        _make_directories(drawn, directory, whole_machine=mechanism.whole_machine)
+        if mechanism.fuse:
+            blank = _fuse_blank(drawn, state, directory)
+        else:
+            blank = take(mechanism)
+        try:
+            weaker, memory_fd = blank.build(drawn.plan, directory, memory=mechanism.memory)
+        except BuildFailed:
+            blank.discard()
+            raise
+        return Raised(mechanism, blank.control, blank.keeper, drawn, project.path, weaker, memory_fd)
+    except BuildFailed as failure:
+        _raise_if_full(failure.errno, str(failure), failure.step)
+        raise
+    except OSError as error:
+        _raise_if_full(error.errno, str(error), "directories")
+        raise BuildFailed("directories", error.errno or 0, str(error)) from error
+
+
+def _raise_if_full(number: int | None, text: str, step: str) -> None:
+    # Too many user namespaces is ENOSPC as well; there it means that the rung is closed.
+    if number in _FULL and step not in ("namespaces", "user namespace", "process namespace"):
+        raise StateError("no_room", f"the sandbox could not be made: {text}", hint="free some space or raise the limit that is named")
+
+
+def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
+    program = shutil.which("fuse-overlayfs")
+    if program is None:
+        raise BuildFailed("fuse-overlayfs", errno.ENOENT, "the program fuse-overlayfs is not installed")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise BuildFailed("fuse-overlayfs", errno.EACCES, "/dev/fuse cannot be opened")
+    fuse = Fuse(program, directory, drawn.layers)
+    return builder.blank(drawn.plan.standing, state.path, whole_machine=False, filter_program=seccomp.program(), fuse=fuse)
+
+
+def _make_directories(drawn: View, directory: str, *, whole_machine: bool) -> None:
+    """Upper, work and private places. An upper's root gives the mount its owner and mode, so both come from what lies below."""
+    for room in ("upper", "work"):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.join(directory, room), 0o711)
+    shift = FIRST_ID if whole_machine else 0
+    for layer in drawn.layers:
+        upper = f"{directory}/upper/{layer.number}"
+        if _made(upper):
+            _take_after(layer.lower, upper, shift)
+            if whole_machine and layer.at == "/":
+                seeds.sow(upper)
+        work = f"{directory}/work/{layer.number}"
+        if _made(work) and shift:
+            os.chown(work, shift, shift)
+    for private in ("tmp", "vartmp"):
+        place = os.path.join(directory, private)
+        if _made(place):
+            os.chmod(place, 0o1777)
+            if shift:
+                os.chown(place, shift, shift)
+
+
+def _made(path: str) -> bool:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _take_after(lower: str, upper: str, shift: int) -> None:
+    found = os.stat(lower)
+    if os.geteuid() == 0 and (shift or found.st_uid or found.st_gid):
+        os.chown(upper, shift + found.st_uid, shift + found.st_gid)
+    os.chmod(upper, stat.S_IMODE(found.st_mode))
+    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) -> Raised:
+    """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
+    try:
+        landlock.abi()
+    except OSError as error:
+        raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
+    target = os.path.join(directory, "copy")
+    copied = copying.copy_tree(project.path, target, leave_out=frozenset({host.state}))
+    places = [target]
+    for private in ("tmp", "home"):
+        os.mkdir(os.path.join(directory, private), 0o700)
+        places.append(os.path.join(directory, private))
+    hidden = view.hidden_places(host.home, (project.path,), host.state)
+    rules = [(path, landlock.READ) for path in _readable_but(hidden)]
+    rules += [(path, landlock.WRITE) for path in places]
+    rules += [(f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")]
+    keeper, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
+    nothing = View(view.empty_plan(), (), tuple(hidden))
+    return Raised(mechanism, control, keeper, nothing, target, {}, copied=copied.strategy)
+
+
+def _readable_but(hidden: list[str]) -> list[str]:
+    """Landlock can only allow: everything beside the hidden places, one directory at a time on the way down to them."""
+    allowed: list[str] = []
+    waiting = ["/"]
+    while waiting:
+        place = waiting.pop()
+        if place in hidden:
+            continue
+        if any(path.startswith(place.rstrip("/") + "/") for path in hidden):
+            with contextlib.suppress(OSError):
+                waiting += [os.path.join(place, name) for name in os.listdir(place)]
+        else:
+            allowed.append(place)
+    return allowed
+
+
+def unavailable(reasons: list[tuple[str, str]]) -> ElsewhereError:
+    said = "; ".join(f"{name}: {reason}" for name, reason in reasons)
+    return Unavailable(
+        "no_mechanism",
+        f"nothing on this host can isolate a command ({said})",
+        hint="elsewhere doctor shows what is missing and how to get it",
+        detail={"reasons": [{"mechanism": name, "reason": reason} for name, reason in reasons]},
+    )

@@ -1,0 +1,279 @@
+"""The view: which mounts make up a sandbox, drawn up as a plan. Every mount of the host is overlaid, read-only or not shown.
+
+    machine plan   root: `/` itself is an overlay; each further mount that matters has one of its own
+    user plan      an ordinary user cannot overlay `/`: a read-only clone of everything, overlays on home and project
+
+    what the host has                      machine plan               user plan
+    /                                      overlay                    read-only, recursive
+    local file systems, writable           overlay                    read-only; overlay where home or project lie
+    local file systems, read-only          read-only                  read-only
+    network and FUSE                       read-only                  read-only
+    a single file (container's resolv.conf) read-only                 read-only
+    kernel's own (cgroup, debugfs, …)      not shown                  read-only
+    autofs                                 not shown, not triggered   covered, not triggered
+    /proc /dev /run (/sys)                 fresh                      fresh (/sys: read-only)
+    /tmp (/var/tmp)                        the sandbox's own          the sandbox's own
+
+Where a new kind of mount is to be treated differently, `_classify` is the place; a new operation belongs in `linux/mounts.py`.
+"""
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+
+from elsewhere.linux import mountinfo
+from elsewhere.linux import syscalls as sys_
+from elsewhere.linux.mountinfo import Mount
+from elsewhere.linux.mounts import Absent, Clone, Cover, Devices, Directory, Fresh, Handed, Operation, Overlay, Own, Plan
+from elsewhere.sandbox.hidden import hidden_places as hidden_places
+from elsewhere.sandbox.project import Project
+
+__all__ = ["FIRST_ID", "ID_COUNT", "USER_ROOT", "Host", "Layer", "View", "draw", "empty_plan", "hidden_places", "standing"]
+
+# All sandboxes of root map to this one range, so that layers can be shared without rewriting owners. It holds every id below
+# 2^30 less a million; the million above it gives each sandbox a creator of its own (see `builder.py`).
+FIRST_ID = 1 << 30
+ID_COUNT = (1 << 30) - (1 << 20)
+
+_REPLACED = ("/proc", "/sys", "/dev", "/run", "/tmp")
+_NETWORK = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ncpfs ocfs2 gfs2 coda drvfs virtiofs davfs".split())
+_KERNELS_OWN = frozenset(
+    """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
+    hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
+)
+_PROC_MASKED = ("kcore", "keys", "key-users", "kallsyms", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats")
+_PROC_MASKED_DIRECTORIES = ("acpi", "scsi")
+_SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug")
+_SHM_SIZE = "50%"
+
+USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID, recursive=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a plan depends on besides the project."""
+
+    mounts: tuple[Mount, ...]
+    home: str
+    state: str
+
+    @classmethod
+    def look(cls, home: str, state: str) -> "Host":
+        return cls(tuple(mountinfo.read()), os.path.realpath(home), state)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One overlay of the view: where it is mounted, what lies below, and the number of its upper and work directories."""
+
+    at: str
+    lower: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    plan: Plan
+    layers: tuple[Layer, ...]
+    hidden: tuple[str, ...]
+
+
+def draw(host: Host, project: Project, *, whole_machine: bool, redirects: bool = True, overlay: bool = True) -> View:
+    """`overlay=False` leaves the places of copy on write to somebody else (fuse-overlayfs), handed in by name."""
+    drawing = _Drawing(host, project, idmapped=whole_machine, redirects=redirects, overlay=overlay)
+    return drawing.machine() if whole_machine else drawing.user()
+
+
+def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
+    """The same for every sandbox of a host, so made ahead of time."""
+    owner = FIRST_ID if whole_machine else None
+    ids = (("uid", str(FIRST_ID)), ("gid", str(FIRST_ID))) if whole_machine else ()
+    quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
+    tty_group = (("gid", str(FIRST_ID + 5)),) if whole_machine else ()
+    operations: list[Operation] = [Handed("/proc", "proc")]
+    operations += [Cover(f"/proc/{name}", directory=False) for name in _PROC_MASKED]
+    operations += [Cover(f"/proc/{name}", directory=True) for name in _PROC_MASKED_DIRECTORIES]
+    if whole_machine:
+        operations.append(Fresh("/sys", "sysfs", attributes=quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY))
+        operations += [Cover(f"/sys/{name}", directory=True) for name in _SYS_MASKED_DIRECTORIES]
+    operations += [
+        Devices("/dev", owner),
+        Fresh("/dev/pts", "devpts", (("ptmxmode", "0666"), ("mode", "0620"), *tty_group), sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC),
+        Fresh("/dev/shm", "tmpfs", (("mode", "1777"), ("size", _SHM_SIZE), *ids), quiet),
+        Fresh("/dev/mqueue", "mqueue", (), quiet | sys_.MOUNT_ATTR_NOEXEC),
+        _run(ids, quiet),
+    ]
+    return tuple(operations)
+
+
+def _run(ids: tuple[tuple[str, str], ...], attributes: int) -> Fresh:
+    """A fresh /run with the few things that programs look for there: lock, the links at its top, and what resolv.conf leads to."""
+    links, files, directories = [], [], [("lock", 0o1777)]
+    with contextlib.suppress(OSError), os.scandir("/run") as entries:
+        links = [(entry.name, os.readlink(entry.path)) for entry in entries if entry.is_symlink()]
+    resolver = os.path.realpath("/etc/resolv.conf")
+    if resolver.startswith("/run/"):
+        with contextlib.suppress(OSError), open(resolver, "rb") as stream:
+            files.append((resolver[len("/run/") :], stream.read(1 << 16)))
+            directories.append((os.path.dirname(files[0][0]), 0o755))
+    return Fresh("/run", "tmpfs", (("mode", "755"), ("size", "25%"), *ids), attributes, tuple(directories), tuple(links), tuple(files))
+
+
+class _Drawing:
+    def __init__(self, host: Host, project: Project, *, idmapped: bool, redirects: bool, overlay: bool) -> None:
+        self._host = host
+        self._mounts = list(host.mounts)
+        self._project = project
+        self._idmapped = idmapped
+        self._redirects = redirects
+        self._overlay = overlay
+        self._layers: list[Layer] = []
+        home = (host.home,) if host.home != "/" and os.path.isdir(host.home) else ()
+        git = (project.git,) if project.git else ()
+        self._places = _outermost((project.path, *git, *home))
+        self._shown = (project.path, *git)
+
+    # -- root ---------------------------------------------------------------------------------------------------------------
+
+    def machine(self) -> View:
+        root = self._over("/", "/", attributes=_attributes(mountinfo.containing("/", self._mounts)))
+        operations: list[Operation] = [Own("/tmp", "tmp")]
+        islands = [place for place in self._places if _replaced(place)]
+        for place in islands:
+            operations += self._stepping_stones(place)
+            operations.append(self._over(place, place))
+        for mount in self._mounts:
+            if mount.target != "/" and mount.target not in islands:
+                operation = self._classify(mount, islands)
+                if operation is not None:
+                    operations.append(operation)
+        return self._finished(root, operations, standing(whole_machine=True))
+
+    def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
+        """What becomes of one mount of the host in the machine plan."""
+        if _replaced(mount.target) and not any(_within(mount.target, island) for island in islands):
+            return None if mount.target in _REPLACED or mount.target.startswith("/dev/") else Absent(mount.target, "its directory is fresh")
+        if mount.kind == "autofs":
+            return Absent(mount.target, "autofs, not to be triggered")
+        if mount.kind in _KERNELS_OWN:
+            return Absent(mount.target, mount.kind)
+        attributes = _attributes(mount)
+        try:
+            found = os.stat(mount.target)
+        except OSError as error:
+            return Absent(mount.target, error.strerror or "cannot be reached")
+        local = mount.kind not in _NETWORK and not mount.kind.startswith("fuse")
+        if not local or "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
+            return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=local)
+        needed = any(_within(place, mount.target) for place in self._shown)
+        return self._over(mount.target, mount.target, attributes=attributes, required=needed)
+
+    def _stepping_stones(self, place: str) -> list[Operation]:
+        """Directories of the fresh /tmp or /run that lead to a place which is shown there all the same."""
+        stones: list[Operation] = []
+        parts = place.split("/")
+        for depth in range(3, len(parts) + 1):
+            path = "/".join(parts[:depth])
+            found = os.stat(path)
+            mode = stat.S_IMODE(found.st_mode) if depth == len(parts) else 0o755
+            if self._idmapped:
+                stones.append(Directory(path, mode, FIRST_ID + found.st_uid, FIRST_ID + found.st_gid))
+            else:
+                stones.append(Directory(path, mode, None, None))
+        return stones
+
+    # -- an ordinary user -----------------------------------------------------------------------------------------------------
+
+    def user(self) -> View:
+        operations: list[Operation] = [Own("/tmp", "tmp")]
+        if os.path.isdir("/var/tmp"):
+            operations.append(Own("/var/tmp", "vartmp"))
+        for place in self._places:
+            if _replaced(place) or _within(place, "/var/tmp"):
+                operations += self._stepping_stones(place) if not _within(place, "/var/tmp") else self._var_tmp_stones(place)
+            operations += [self._over(path, path) for path in self._free_of_mounts(place)]
+        operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
+        operations += [Cover(path, directory=False) for path in self._sockets()]
+        return self._finished(USER_ROOT, operations, standing(whole_machine=False))
+
+    def _var_tmp_stones(self, place: str) -> list[Operation]:
+        return [stone for stone in self._stepping_stones(place) if stone.target != "/var/tmp"]
+
+    def _free_of_mounts(self, place: str) -> list[str]:
+        """The kernel refuses a lower with mounts below it to an ordinary user: go down to the directories that have none."""
+        below = [mount.target for mount in self._mounts if mount.target.startswith(place + "/")]
+        if not below:
+            return [place]
+        found: list[str] = []
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.path not in below and entry.is_dir(follow_symlinks=False):
+                    found += self._free_of_mounts(entry.path)
+        return sorted(found)
+
+    def _sockets(self) -> list[str]:
+        """Sockets of the host that a read-only mount would still let a command connect to."""
+        paths = set()
+        with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as table:
+            for line in table:
+                words = line.rstrip(b"\n").split(b" ", 7)
+                if len(words) == 8 and words[7].lstrip().startswith(b"/"):
+                    paths.add(os.fsdecode(words[7].lstrip()))
+        covered = (*_REPLACED, "/var/tmp", *self._places)
+        visible = []
+        for path in paths:
+            real = os.path.realpath(path)
+            if not any(_within(real, place) for place in covered):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.lstat(real).st_mode):
+                        visible.append(real)
+        return sorted(set(visible))
+
+    # -- both ---------------------------------------------------------------------------------------------------------------
+
+    def _over(self, at: str, lower: str, *, attributes: int = 0, required: bool = True) -> Operation:
+        number = len(self._layers)
+        self._layers.append(Layer(at, lower, number))
+        if not self._overlay:
+            return Handed(at, at)
+        return Overlay(
+            at,
+            lower,
+            f"upper/{number}",
+            f"work/{number}",
+            attributes=attributes,
+            idmapped=self._idmapped,
+            userxattr=not self._idmapped,
+            redirects=self._redirects,
+            required=required,
+        )
+
+    def _finished(self, root: Operation, operations: list[Operation], always: tuple[Operation, ...]) -> View:
+        hidden = hidden_places(self._host.home, self._shown, self._host.state)
+        covers = [Cover(path, directory=os.path.isdir(path)) for path in hidden]
+        return View(Plan(always, root, (*operations, *covers)), tuple(self._layers), tuple(hidden))
+
+
+def _within(path: str, place: str) -> bool:
+    return path == place or path.startswith(place.rstrip("/") + "/")
+
+
+def _replaced(path: str) -> bool:
+    return any(_within(path, place) for place in _REPLACED)
+
+
+def _outermost(paths: tuple[str, ...]) -> list[str]:
+    """Without those that lie inside another one, unless a fresh directory comes between."""
+    return [path for path in dict.fromkeys(paths) if not any(path != other and _within(path, other) for other in paths)]
+
+
+def _attributes(mount: Mount) -> int:
+    """An overlay does not inherit these from what lies below it."""
+    known = {"nosuid": sys_.MOUNT_ATTR_NOSUID, "nodev": sys_.MOUNT_ATTR_NODEV, "noexec": sys_.MOUNT_ATTR_NOEXEC}
+    return sum(bit for option, bit in known.items() if option in mount.options)
+
+
+def empty_plan() -> Plan:
+    """For the rung that mounts nothing."""
+    return Plan((), Absent("/", "no mounts on this rung"), ())

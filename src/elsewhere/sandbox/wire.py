@@ -1,0 +1,59 @@
+"""Messages between our own processes: one packet each on a SEQPACKET socket, with descriptors beside it.
+
+A packet is one letter and a marshalled value: `i` inline, `f` in an anonymous file that comes as the last descriptor (the kernel
+takes packets up to about 200 KB only, and an environment can be larger). Only ever used between processes that trust each
+other: what comes from inside a sandbox is plain ASCII words (see `keeper.py`) and never goes through here.
+"""
+
+import marshal
+import os
+import socket
+from typing import Any
+
+from elsewhere.errors import Broken
+
+__all__ = ["call", "pair", "receive", "send"]
+
+_INLINE = 64 * 1024
+_DESCRIPTORS = 16
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: object, fds: list[int] | tuple[int, ...] = ()) -> None:
+    data = marshal.dumps(message)
+    if len(data) <= _INLINE:
+        socket.send_fds(sock, [b"i", data], fds) if fds else sock.sendmsg([b"i", data])
+        return
+    holder = os.memfd_create("elsewhere-message")
+    try:
+        with open(holder, "wb", closefd=False) as stream:
+            stream.write(data)
+        socket.send_fds(sock, [b"f"], [*fds, holder])
+    finally:
+        os.close(holder)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """The message and its descriptors, which are closed on exec. EOFError when the other side is gone."""
+    data, fds, _, _ = socket.recv_fds(sock, _INLINE + 64, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        for fd in fds:
+            os.close(fd)
+        raise EOFError("the other side of a socket is gone")
+    if data[:1] == b"f":
+        holder = fds.pop()
+        os.lseek(holder, 0, os.SEEK_SET)
+        with open(holder, "rb") as stream:
+            return marshal.loads(stream.read()), fds
+    return marshal.loads(data[1:]), fds
+
+
+def call(sock: socket.socket, message: object, fds: list[int] | tuple[int, ...] = ()) -> tuple[Any, list[int]]:
+    try:
+        send(sock, message, fds)
+        return receive(sock)
+    except (EOFError, ConnectionError, BrokenPipeError) as error:
+        raise Broken("launcher_gone", "the launcher ended while it was asked for something", hint="try again: it is started on demand") from error

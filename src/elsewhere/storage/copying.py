@@ -1,0 +1,144 @@
+"""A true copy of a tree: content (shared blocks where the file system can), modes, times, attributes, links, holes.
+
+Used where no overlay can be had, and to bring a layer out of memory. Reading never follows a link and never waits on a fifo.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+
+__all__ = ["Copied", "copy_attributes", "copy_file", "copy_tree"]
+
+_FICLONE = 0x40049409
+_CHUNK = 1 << 20
+
+
+class Copied:
+    """What a copy amounted to; also its progress, since it is updated while the copy runs."""
+
+    def __init__(self, tell: Callable[["Copied"], None] | None = None) -> None:
+        self.files = 0
+        self.bytes = 0
+        self.shared = 0
+        self.left_out: list[str] = []
+        self._tell = tell
+
+    def add(self, size: int, *, shared: bool) -> None:
+        self.files += 1
+        self.bytes += size
+        self.shared += shared
+        if self._tell and self.files % 256 == 0:
+            self._tell(self)
+
+    @property
+    def strategy(self) -> str:
+        return "reflink" if self.files and self.shared == self.files else "copy"
+
+
+def copy_tree(source: str, target: str, *, leave_out: frozenset[str] = frozenset(), tell: Callable[[Copied], None] | None = None) -> Copied:
+    """Copy `source` to the new directory `target`. `leave_out` holds absolute paths below `source` that are not copied; what
+    cannot be read is left out and named in the result."""
+    copied = Copied(tell)
+    links: dict[tuple[int, int], str] = {}
+    os.mkdir(target, 0o700)
+    _copy_directory(source, target, leave_out, copied, links)
+    return copied
+
+
+def _copy_directory(source: str, target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]) -> None:
+    with os.scandir(source) as entries:
+        children = list(entries)
+    for entry in children:
+        if entry.path in leave_out:
+            continue
+        try:
+            _copy_entry(entry, os.path.join(target, entry.name), leave_out, copied, links)
+        except FileNotFoundError:
+            continue  # gone since it was listed
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            copied.left_out.append(entry.path)
+    copy_attributes(source, target, os.lstat(source))
+
+
+def _copy_entry(entry: "os.DirEntry[str]", target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]) -> None:
+    found = entry.stat(follow_symlinks=False)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        os.mkdir(target, 0o700)
+        _copy_directory(entry.path, target, leave_out, copied, links)
+        return
+    identity = (found.st_dev, found.st_ino)
+    if found.st_nlink > 1 and identity in links:
+        os.link(links[identity], target, follow_symlinks=False)
+        return
+    if kind == stat.S_IFLNK:
+        os.symlink(os.readlink(entry.path), target)
+    elif kind == stat.S_IFREG:
+        size, shared = copy_file(entry.path, target)
+        copied.add(size, shared=shared)
+    elif kind == stat.S_IFIFO:
+        os.mkfifo(target)
+    else:
+        copied.left_out.append(entry.path)  # sockets and devices mean nothing in a copy
+        return
+    links[identity] = target
+    copy_attributes(entry.path, target, found)
+
+
+def copy_file(source: str, target: str) -> tuple[int, bool]:
+    """The content alone, into a new file: its size, and whether the blocks are shared."""
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(reader).st_size
+        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.ioctl(writer, _FICLONE, reader)
+            except OSError:
+                _copy_data(reader, writer, size)
+                return size, False
+            return size, True
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def _copy_data(reader: int, writer: int, size: int) -> None:
+    """Only what is data: holes stay holes."""
+    position = 0
+    while True:
+        try:
+            position = os.lseek(reader, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            raise
+        end = os.lseek(reader, position, os.SEEK_HOLE)
+        os.lseek(writer, position, os.SEEK_SET)
+        os.lseek(reader, position, os.SEEK_SET)
+        while position < end:
+            done = os.sendfile(writer, reader, None, min(_CHUNK, end - position))
+            if done == 0:
+                break
+            position += done
+        position = max(position, end)
+    os.ftruncate(writer, max(size, os.lseek(reader, 0, os.SEEK_END)))
+
+
+def copy_attributes(source: str, target: str, found: os.stat_result) -> None:
+    link = stat.S_ISLNK(found.st_mode)
+    if os.geteuid() == 0:
+        os.chown(target, found.st_uid, found.st_gid, follow_symlinks=False)
+    with contextlib.suppress(OSError):  # a file system without attributes has none to give
+        for name in os.listxattr(source, follow_symlinks=False):
+            with contextlib.suppress(OSError):  # one that we may not set is one that the command could not have set either
+                os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+    if not link:
+        os.chmod(target, stat.S_IMODE(found.st_mode))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)

@@ -1,0 +1,139 @@
+"""The state directory: one for each user, closed to everybody else.
+
+    $ELSEWHERE_HOME              root: /var/lib/elsewhere; a user: ~/.local/share/elsewhere
+      schema                     version of this layout; an older program refuses a newer one
+      run/<8 hex>                sockets of launchers, with their locks and logs
+      mnt/                       empty; a sandbox under construction mounts its scratch space here, in its own namespace
+      sandboxes/<sandbox-id>/
+          sandbox.json           the sandbox's own truth
+          .sandbox.env           identity for tools
+          lock                   held by the keeper for as long as it lives
+          upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
+          tmp/ vartmp/           private /tmp and /var/tmp
+          copy/                  the project, where it had to be copied
+      spare/                     directories made ahead of time, renamed into sandboxes/
+      trash/                     renamed here, deleted later
+
+Everything is written aside and renamed. Not here: what the files mean (see `sandbox/record.py`).
+"""
+
+import contextlib
+import errno
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+
+from elsewhere.errors import StateError
+
+__all__ = ["SCHEMA", "State", "default_path", "home_directory", "write_aside"]
+
+SCHEMA = 1
+_ROOMS = ("run", "mnt", "sandboxes", "spare", "trash")
+
+
+def home_directory(uid: int) -> str:
+    """The user's home: from the environment for whoever asks about themselves, else from the user database."""
+    home = os.environ.get("HOME", "")
+    if home.startswith("/"):
+        return home
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return "/nonexistent"
+
+
+def default_path() -> str:
+    chosen = os.environ.get("ELSEWHERE_HOME", "")
+    if chosen:
+        return os.path.abspath(chosen)
+    if os.getuid() == 0:
+        return "/var/lib/elsewhere"
+    return os.path.join(home_directory(os.getuid()), ".local/share/elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    path: str
+
+    @classmethod
+    def open(cls, path: str | None = None) -> "State":
+        """The state directory, made if it is not there, refused if it is somebody else's or cannot be written."""
+        place = os.path.realpath(path or default_path())
+        state = cls(place)
+        try:
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            found = os.lstat(place)
+            if found.st_uid != os.geteuid():
+                raise StateError(
+                    "state_not_ours",
+                    f"the state directory {place!r} belongs to uid {found.st_uid}, and this is uid {os.geteuid()}",
+                    hint="set ELSEWHERE_HOME to a directory of your own",
+                )
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                os.chmod(place, 0o700)
+            for room in _ROOMS:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.join(place, room), 0o700)
+            state._check_schema()
+        except OSError as error:
+            raise _unusable(place, error) from error
+        return state
+
+    def _check_schema(self) -> None:
+        file = os.path.join(self.path, "schema")
+        try:
+            with open(file, encoding="ascii") as stream:
+                found = stream.read().strip()
+        except FileNotFoundError:
+            write_aside(file, f"{SCHEMA}\n".encode())
+            return
+        if not found.isdigit() or int(found) > SCHEMA:
+            raise StateError(
+                "state_too_new",
+                f"the state directory {self.path!r} has layout {found!r}, and this version of elsewhere knows up to {SCHEMA}",
+                hint="upgrade elsewhere, or set ELSEWHERE_HOME to another directory",
+            )
+
+    def room(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def sandbox(self, sandbox_id: str) -> str:
+        """The directory of one sandbox; an id that could name anything else is refused."""
+        if not sandbox_id or sandbox_id.startswith(".") or "/" in sandbox_id or "\0" in sandbox_id:
+            raise StateError("bad_sandbox_id", f"{sandbox_id!r} cannot be the id of a sandbox")
+        return os.path.join(self.path, "sandboxes", sandbox_id)
+
+    def sandbox_ids(self) -> list[str]:
+        with os.scandir(self.room("sandboxes")) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _unusable(place: str, error: OSError) -> StateError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space there, or set ELSEWHERE_HOME to a directory on another file system"
+    else:
+        hint = "set ELSEWHERE_HOME to a directory that you can write"
+    return StateError("state_unusable", f"the state directory {place!r} cannot be used: {error.strerror}", hint=hint)
+
+
+def write_aside(path: str, content: bytes, mode: int = 0o600) -> None:
+    """Whole or not at all: readers see the old content or the new one."""
+    aside = f"{path}.{os.getpid()}.new"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        try:
+            _write_all(fd, content)
+        finally:
+            os.close(fd)
+        os.rename(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]

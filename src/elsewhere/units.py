@@ -1,0 +1,78 @@
+"""Human sizes and durations: `512M`, `2G`, `30s`, `15m`. Parsing names the offending value; formatting is for people."""
+
+from elsewhere.errors import UsageError
+
+__all__ = ["duration", "format_duration", "format_size", "size"]
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def duration(value: str | int | float) -> float:
+    """Seconds. A bare number counts as seconds; `ms s m h d` may follow, and parts may be joined: `1h30m`."""
+    if isinstance(value, bool):
+        raise _bad_duration(value)
+    if isinstance(value, (int, float)):
+        seconds = float(value)
+    else:
+        seconds = _parse_duration(value)
+    if not 0 < seconds < 1e9:
+        raise _bad_duration(value)
+    return seconds
+
+
+def _parse_duration(text: str) -> float:
+    total, digits, rest = 0.0, "", text.strip()
+    if not rest:
+        raise _bad_duration(text)
+    while rest:
+        digits = rest[: len(rest) - len(rest.lstrip("0123456789."))]
+        rest = rest[len(digits) :]
+        letters = rest[: len(rest) - len(rest.lstrip("mshd"))]
+        rest = rest[len(letters) :]
+        unit = letters or "s"
+        if unit not in _SECONDS or digits.count(".") > 1 or not digits.strip("."):
+            raise _bad_duration(text)
+        total += float(digits) * _SECONDS[unit]
+    return total
+
+
+def _bad_duration(value: object) -> UsageError:
+    return UsageError(
+        "bad_duration", f"{value!r} is not a duration", hint="write a positive number with ms, s, m, h or d, such as 90s, 15m or 1h30m"
+    )
+
+
+def size(value: str | int) -> int:
+    """Bytes. `K M G T` are powers of 1,024; a trailing `B` or `iB` is accepted."""
+    text = str(value).strip().upper()
+    number = text.rstrip("KMGTIB")
+    unit = text[len(number) :].replace("IB", "").rstrip("B") if text != number else ""
+    try:
+        result = int(float(number) * _BYTES[unit])
+    except (ValueError, KeyError, OverflowError):
+        result = -1
+    if result < 0:
+        raise UsageError("bad_size", f"{value!r} is not a size", hint="write a number with K, M, G or T, such as 512M or 2G")
+    return result
+
+
+def format_duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def format_size(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
