@@ -1,0 +1,276 @@
+"""Shared by all tests: people who use elsewhere from the front door, and the proof that nothing of it is left behind.
+
+`person` runs a test twice, as root and as an ordinary user (really: by giving up root for the processes that it starts). Each
+person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left.
+"""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+UID = 4242  # in no user database on purpose: elsewhere must not need one
+
+
+def interpreter_for_everybody() -> str | None:
+    """A Python that an ordinary user can execute; the one that runs the tests may live in root's home."""
+    for candidate in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        place = Path(candidate)
+        if place.exists() and all(part.stat().st_mode & stat.S_IXOTH for part in (place, *place.parents)):
+            done = subprocess.run([candidate, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], check=False)
+            if done.returncode == 0:
+                return candidate
+    return None
+
+
+def base_directory() -> str:
+    """Outside /tmp and /var/tmp, which a sandbox replaces: those have tests of their own."""
+    for place in ("/srv", os.environ.get("HOME", "")):
+        if place and os.access(place, os.W_OK):
+            return place
+    return tempfile.gettempdir()
+
+
+@dataclass
+class Person:
+    name: str
+    uid: int
+    place: Path
+    python: str
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.place / "home"
+
+    @property
+    def state(self) -> Path:
+        return self.place / "state"
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+    def environment(self) -> dict[str, str]:
+        passed = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "TERM")}
+        return {
+            **passed,
+            "HOME": str(self.home),
+            "ELSEWHERE_HOME": str(self.state),
+            "PYTHONPATH": str(self.place / "lib"),
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "LC_ALL": "C.UTF-8",
+            **self.extra,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        return {"user": self.uid, "group": self.uid, "extra_groups": []} if os.geteuid() == 0 and not self.is_root else {}
+
+    def shell(self, *argv: str | os.PathLike[str], check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Any command, as this person, on the host."""
+        more.setdefault("cwd", self.place)
+        more.setdefault("env", self.environment())
+        more.setdefault("timeout", 110)
+        done = subprocess.run([str(word) for word in argv], capture_output="stdout" not in more, text=True, errors="surrogateescape", check=False, **self.identity(), **more)
+        if check and done.returncode:
+            raise AssertionError(f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def command(self, *arguments: str | os.PathLike[str]) -> list[str]:
+        return [self.python, "-m", "elsewhere", *map(str, arguments)]
+
+    def elsewhere(self, *arguments: str | os.PathLike[str], check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
+        """The command, as this person would type it; in the project unless said otherwise."""
+        more.setdefault("cwd", self.place / "project")
+        return self.shell(*self.command(*arguments), check=check, **more)
+
+    def json(self, *arguments: str, **more: Any) -> Any:
+        """The document that a verb prints, which must be the only thing on stdout."""
+        done = self.elsewhere(arguments[0], "--json", *arguments[1:], **more)
+        assert done.stdout.count("\n") == 1, f"not one document: {done.stdout!r}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+    def sdk(self, code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        more.setdefault("cwd", self.place / "project")
+        return self.shell(self.python, "-X", "dev", "-W", "error", "-c", code, **more)
+
+    def own(self, path: Path) -> Path:
+        if os.geteuid() == 0 and not self.is_root:
+            for directory, names, files in os.walk(path):
+                os.chown(directory, self.uid, self.uid)
+                for name in (*names, *files):
+                    os.chown(os.path.join(directory, name), self.uid, self.uid, follow_symlinks=False)
+        return path
+
+    @property
+    def project(self) -> Path:
+        """A small git project with sources, tests, an ignored file and a link."""
+        project = self.place / "project"
+        if not project.exists():
+            (project / "src").mkdir(parents=True)
+            (project / "README.md").write_text("# a project\n")
+            (project / "src" / "app.py").write_text("def add(a, b):\n    return a + b\n")
+            (project / "src" / "test_app.py").write_text("from app import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n")
+            (project / ".gitignore").write_text("*.log\n.env\n")
+            (project / ".env").write_text("KEY=value\n")
+            (project / "link").symlink_to("README.md")
+            self.own(project)
+            for line in (
+                "init -q -b main .",
+                "config user.name T",
+                "config user.email t@example.org",
+                "add -A",
+                "commit -qm first",
+            ):
+                self.shell("git", *line.split(), cwd=project)
+        return project
+
+    def stop_launcher(self) -> None:
+        code = (
+            "from elsewhere.sandbox.engine import connect, socket_name\n"
+            "from elsewhere.sandbox import wire\n"
+            f"sock = connect({str(self.state)!r}, socket_name())\n"
+            "if sock: wire.send(sock, ('stop',)); wire.receive(sock)\n"
+        )
+        if (self.state / "run").is_dir():
+            self.shell(self.python, "-c", code, check=False)
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Every process that belongs to this person's elsewhere: launchers, keepers, and what runs in sandboxes."""
+        marks = (f"ELSEWHERE_HOME={self.state}\0".encode(), b"ELSEWHERE_SANDBOX_REPO_ROOT=" + os.fsencode(self.place))
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != os.getpid():
+                try:
+                    environment = Path(f"/proc/{entry}/environ").read_bytes() + b"\0"
+                    words = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                except OSError:
+                    continue
+                if any(mark in environment for mark in marks) and "elsewhere.cli.client" not in words:
+                    found.append((int(entry), words))
+        return found
+
+
+def tree(path: Path) -> dict[str, tuple[object, ...]]:
+    """Everything about a tree that a sandbox must not change: types, modes, owners, contents, links, modification times."""
+    found: dict[str, tuple[object, ...]] = {}
+    for directory, names, files in os.walk(os.fsencode(path)):
+        for name in (b"", *names, *files):
+            place = os.path.join(directory, name) if name else directory
+            about = os.lstat(place)
+            content: object = None
+            if stat.S_ISLNK(about.st_mode):
+                content = os.readlink(place)
+            elif stat.S_ISREG(about.st_mode):
+                content = Path(os.fsdecode(place)).read_bytes()
+            found[os.fsdecode(place)] = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, content)
+    return found
+
+
+def eventually(condition: Any, seconds: float = 10.0) -> bool:
+    """Whether something comes true in time; only ever used for what other processes still have to do."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def host_mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The package where everybody can read it: the checkout may lie in root's home."""
+    del tmp_path_factory
+    place = Path(tempfile.mkdtemp(prefix="ew-lib-", dir=base_directory()))
+    place.chmod(0o755)
+    shutil.copytree(SOURCE / "elsewhere", place / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
+    # Compiled once, so that an ordinary user who cannot write here does not compile at every start.
+    subprocess.run([interpreter_for_everybody() or sys.executable, "-m", "compileall", "-q", str(place)], check=True, env={"PATH": os.environ["PATH"]})
+    yield place
+    shutil.rmtree(place)
+
+
+def make_person(kind: str, library: Path) -> Person:
+    root = os.geteuid() == 0
+    if kind == "root" and not root:
+        pytest.skip("needs root")
+    uid = 0 if kind == "root" else UID if root else os.getuid()
+    python = sys.executable
+    if kind == "user" and root:
+        found = interpreter_for_everybody()
+        if found is None:
+            pytest.skip("no Python that an ordinary user can execute: install python3")
+        python = found
+    place = Path(tempfile.mkdtemp(prefix=f"ew-{kind}-", dir=base_directory()))
+    place.chmod(0o755)
+    person = Person(kind, uid, place, python)
+    (place / "lib").symlink_to(library)
+    person.home.mkdir()
+    person.state.mkdir(mode=0o700)
+    person.own(place)
+    return person
+
+
+def dismiss(person: Person) -> None:
+    """Nothing may be left: no process, no mount, no directory that cannot be removed."""
+    person.stop_launcher()
+    left = [] if eventually(lambda: not person.processes(), 5) else person.processes()
+    for pid, _ in left:
+        os.kill(pid, 9)
+    mounts = [line for line in host_mounts() if str(person.place) in line]
+    if os.geteuid() == 0:
+        shutil.rmtree(person.place)
+    else:
+        person.shell("chmod", "-R", "u+rwX", person.place, check=False)
+        shutil.rmtree(person.place)
+    assert not left, f"processes were left behind: {left}"
+    assert not mounts, f"mounts were left behind: {mounts}"
+
+
+@pytest.fixture(params=["root", "user"])
+def person(request: pytest.FixtureRequest, library: Path) -> Iterator[Person]:
+    someone = make_person(request.param, library)
+    assert someone.project
+    yield someone
+    dismiss(someone)
+
+
+@pytest.fixture
+def root(library: Path) -> Iterator[Person]:
+    someone = make_person("root", library)
+    assert someone.project
+    yield someone
+    dismiss(someone)
+
+
+@pytest.fixture
+def user(library: Path) -> Iterator[Person]:
+    someone = make_person("user", library)
+    assert someone.project
+    yield someone
+    dismiss(someone)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """The host after all tests is the host before them."""
+    before = host_mounts()
+    loops = Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())
+    yield
+    assert host_mounts() == before
+    assert (Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())) == loops
