@@ -9,6 +9,7 @@ class LinuxOnly(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, object]) -> None:
+        del version, build_data
         if self.target_name == "wheel" and not sys.platform.startswith("linux"):
             sys.exit(
                 "elsewhere needs a Linux kernel and this is "

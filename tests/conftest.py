@@ -82,7 +82,15 @@ class Person:
         more.setdefault("cwd", self.place)
         more.setdefault("env", self.environment())
         more.setdefault("timeout", 110)
-        done = subprocess.run([str(word) for word in argv], capture_output="stdout" not in more, text=True, errors="surrogateescape", check=False, **self.identity(), **more)
+        done = subprocess.run(
+            [str(word) for word in argv],
+            capture_output="stdout" not in more,
+            text=True,
+            errors="surrogateescape",
+            check=False,
+            **self.identity(),
+            **more,
+        )
         if check and done.returncode:
             raise AssertionError(f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
@@ -174,7 +182,14 @@ def tree(path: Path) -> dict[str, tuple[object, ...]]:
                 content = os.readlink(place)
             elif stat.S_ISREG(about.st_mode):
                 content = Path(os.fsdecode(place)).read_bytes()
-            found[os.fsdecode(place)] = (about.st_mode, about.st_uid, about.st_gid, about.st_size, about.st_mtime_ns, content)
+            found[os.fsdecode(place)] = (
+                about.st_mode,
+                about.st_uid,
+                about.st_gid,
+                about.st_size,
+                about.st_mtime_ns,
+                content,
+            )
     return found
 
 
@@ -200,7 +215,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place.chmod(0o755)
     shutil.copytree(SOURCE / "elsewhere", place / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
     # Compiled once, so that an ordinary user who cannot write here does not compile at every start.
-    subprocess.run([interpreter_for_everybody() or sys.executable, "-m", "compileall", "-q", str(place)], check=True, env={"PATH": os.environ["PATH"]})
+    subprocess.run(
+        [interpreter_for_everybody() or sys.executable, "-m", "compileall", "-q", str(place)],
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
     yield place
     shutil.rmtree(place)
 
@@ -273,4 +292,6 @@ def nothing_is_left() -> Iterator[None]:
     loops = Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())
     yield
     assert host_mounts() == before
-    assert (Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())) == loops
+    assert (
+        Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())
+    ) == loops

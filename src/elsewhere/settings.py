@@ -1,20 +1,20 @@
 """Settings: `elsewhere.toml` in the project and the user's own file. An unknown key is an error that names the nearest right one.
 
-    [env]
-    pass = ["NAME", …]     variables of the caller that go into the sandbox, besides the built-in list
+[env]
+pass = ["NAME", …]     variables of the caller that go into the sandbox, besides the built-in list
 """
 
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from elsewhere.errors import UsageError
 
 __all__ = ["Settings", "load"]
 
-_KEYS: dict[str, dict[str, type]] = {"env": {"pass": list}}
+_KEYS = {"env": ("pass",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,21 @@ def load(path: str) -> Settings:
     for section, keys in document.items():
         _known(path, "", section, _KEYS)
         if not isinstance(keys, dict):
-            raise UsageError("bad_settings", f"{path}: {section!r} is not a table", hint=f"write [{section}] on a line of its own")
+            raise UsageError(
+                "bad_settings", f"{path}: {section!r} is not a table", hint=f"write [{section}] on a line of its own"
+            )
         for key, value in keys.items():
             _known(path, f"{section}.", key, _KEYS[section])
-            if not isinstance(value, _KEYS[section][key]) or not all(isinstance(item, str) for item in value):
-                raise UsageError("bad_settings", f"{path}: {section}.{key} = {value!r} is not a list of names", hint=f'write {key} = ["NAME"]')
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise UsageError(
+                    "bad_settings",
+                    f"{path}: {section}.{key} = {value!r} is not a list of names",
+                    hint=f'write {key} = ["NAME"]',
+                )
     return Settings(env_pass=tuple(document.get("env", {}).get("pass", ())))
 
 
-def _known(path: str, prefix: str, key: str, table: Mapping[str, object]) -> None:
+def _known(path: str, prefix: str, key: str, table: Collection[str]) -> None:
     if key not in table:
         near = difflib.get_close_matches(key, table, n=1)
         known = ", ".join(prefix + name for name in sorted(table))

@@ -39,7 +39,9 @@ def _parse_duration(text: str) -> float:
 
 def _bad_duration(value: object) -> UsageError:
     return UsageError(
-        "bad_duration", f"{value!r} is not a duration", hint="write a positive number with ms, s, m, h or d, such as 90s, 15m or 1h30m"
+        "bad_duration",
+        f"{value!r} is not a duration",
+        hint="write a positive number with ms, s, m, h or d, such as 90s, 15m or 1h30m",
     )
 
 

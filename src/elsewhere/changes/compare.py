@@ -131,7 +131,9 @@ class _Comparison:
             upper_fd, named = upper
             gone = {name[len(_WHITEOUT_PREFIX) :] for name in named if name.startswith(_WHITEOUT_PREFIX)}
             gone |= {name for name, found in named.items() if _is_whiteout(found)}
-            plain = {name: found for name, found in named.items() if not name.startswith(_WHITEOUT_PREFIX) and not _is_whiteout(found)}
+            plain = {
+                name: found for name, found in named.items() if not name.startswith(_WHITEOUT_PREFIX) and not _is_whiteout(found)
+            }
             if through is not None and through == place.real and self._same_base:
                 self._against_real(place, upper_fd, plain, gone)
             else:
@@ -149,7 +151,15 @@ class _Comparison:
             for name, found in plain.items():
                 self._one(place, name, found, _stat(real_fd, name), upper_fd, real_fd, upper_fd)
 
-    def _whole(self, stack: contextlib.ExitStack, place: _Place, upper_fd: int, plain: dict[str, os.stat_result], origin_fd: int, now: dict[str, os.stat_result]) -> None:
+    def _whole(
+        self,
+        stack: contextlib.ExitStack,
+        place: _Place,
+        upper_fd: int,
+        plain: dict[str, os.stat_result],
+        origin_fd: int,
+        now: dict[str, os.stat_result],
+    ) -> None:
         """Nothing shows through, or something else does: everything on both sides has to be looked at."""
         real_fd, real = _listing(stack, self._real, place.real)
         for name, found in real.items():
@@ -161,7 +171,16 @@ class _Comparison:
         if not now and place.real is None:
             self._changes.added.append(self._name(place.path) + "/")
 
-    def _one(self, place: _Place, name: str, now: os.stat_result, real: os.stat_result | None, now_fd: int, real_fd: int, upper_fd: int) -> None:
+    def _one(
+        self,
+        place: _Place,
+        name: str,
+        now: os.stat_result,
+        real: os.stat_result | None,
+        now_fd: int,
+        real_fd: int,
+        upper_fd: int,
+    ) -> None:
         path = _join(place.path, name)
         if stat.S_ISDIR(now.st_mode):
             self._directory(place, name, now, real, upper_fd)

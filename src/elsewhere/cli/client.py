@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 # Verbs that look at the caller's own situation, which is not the launcher's.
 _HERE = ("doctor",)
-_FORWARDED = (1, 2, 3, 10, 12, 15, 18, 20, 28)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP WINCH
+_STOP, _TSTP = 19, 20
+_FORWARDED = (1, 2, 3, 10, 12, 15, 18, _TSTP, 28)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP WINCH
 
 
 def main() -> int:
@@ -35,7 +36,11 @@ def _state() -> str:
     chosen = os.environ.get("ELSEWHERE_HOME")
     if chosen:
         return os.path.abspath(chosen)
-    return "/var/lib/elsewhere" if os.getuid() == 0 else os.path.join(os.environ.get("HOME", "/nonexistent"), ".local/share/elsewhere")
+    return (
+        "/var/lib/elsewhere"
+        if os.getuid() == 0
+        else os.path.join(os.environ.get("HOME", "/nonexistent"), ".local/share/elsewhere")
+    )
 
 
 def _name() -> str:
@@ -80,7 +85,7 @@ def _start(argv: list[str]) -> "_socket.socket | None":
 
 
 def _hand_over(sock: "_socket.socket", argv: list[str]) -> int:
-    import _signal
+    import _signal  # type: ignore[import-not-found]  # `signal` itself would load `enum`
     import marshal
 
     umask = os.umask(0o077)
@@ -95,32 +100,25 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> int:
         with open(holder, "wb", closefd=False) as stream:
             stream.write(data)
         _send(sock, [b"f"], [*descriptors, holder])
-    suspended = [False]
 
     def forward(number: int, _frame: object) -> None:
         try:
             sock.send(bytes([number]))
-            if number == 20:
-                suspended[0] = True
         except OSError:
-            pass  # it is over: the answer is on its way
+            return  # it is over: the answer is on its way
+        if number == _TSTP:
+            os.kill(os.getpid(), _STOP)  # the command was told to stop; now we do, for the shell to see
 
     for number in _FORWARDED:
         _signal.signal(number, forward)
     try:
-        while True:
-            answer = sock.recv(64)
-            if suspended[0]:
-                suspended[0] = False
-            if not answer.startswith(b"suspend"):
-                break
-            os.kill(os.getpid(), 19)
+        answer = sock.recv(64)
     except OSError:
         answer = b""
     if answer.startswith(b"exit "):
         return int(answer[5:])
     _restore_terminal(terminal)
-    sys.stderr.write("elsewhere: the launcher ended unexpectedly; the command's sandbox is ended with it. Try again: it is started on demand.\n")
+    sys.stderr.write("elsewhere: the launcher ended unexpectedly, and the command with it; try again, it is started on demand\n")
     return 125
 
 

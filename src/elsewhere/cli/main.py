@@ -48,14 +48,25 @@ def parser() -> argparse.ArgumentParser:
 
     run = _verb(verbs, "run", _run, "clone, run a command, show what changed", _RUN_EPILOG)
     run.add_argument("-c", dest="line", metavar="LINE", help="a shell line instead of a command")
-    run.add_argument("--project", metavar="DIR", help="the project (default: nearest elsewhere.toml, else git top level, else here)")
+    run.add_argument(
+        "--project", metavar="DIR", help="the project (default: nearest elsewhere.toml, else git top level, else here)"
+    )
     run.add_argument("--cwd", metavar="DIR", help="where the command starts, inside the project (default: here)")
-    run.add_argument("--base", choices=["live"], default="live", help="what the sandbox starts from: live (reality, seen through)")
+    run.add_argument(
+        "--base", choices=["live"], default="live", help="what the sandbox starts from: live (reality, seen through)"
+    )
     keeping = run.add_mutually_exclusive_group()
     keeping.add_argument("--keep", action="store_true", help="keep the sandbox even if nothing changed")
     keeping.add_argument("--discard", action="store_true", help="throw the sandbox away even if something changed")
-    run.add_argument("--timeout", metavar="TIME", type=units.duration, help="end the command and all it started after this long (90s, 15m)")
-    run.add_argument("--env", metavar="NAME[=VALUE]", action="append", default=[], help="set a variable, or pass the caller's own")
+    run.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=units.duration,
+        help="end the command and all it started after this long (90s, 15m)",
+    )
+    run.add_argument(
+        "--env", metavar="NAME[=VALUE]", action="append", default=[], help="set a variable, or pass the caller's own"
+    )
     run.add_argument("--env-file", metavar="FILE", action="append", default=[], help="variables from a file of KEY=value lines")
     run.add_argument("--explain", action="store_true", help="list every mount of the sandbox on stderr before the command starts")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
@@ -70,12 +81,18 @@ def parser() -> argparse.ArgumentParser:
     remove.add_argument("ids", metavar="ID", nargs="*", help="an id, a unique part of one, or @last")
     remove.add_argument("--all", action="store_true", help="every sandbox that is not running")
     remove.add_argument("--force", action="store_true", help="running ones too")
-    _verb(verbs, "doctor", _doctor, "what this machine can do, and how to get what is missing", "examples:\n  elsewhere doctor\n")
+    _verb(
+        verbs,
+        "doctor",
+        _doctor,
+        "what this machine can do, and how to get what is missing",
+        "examples:\n  elsewhere doctor\n",
+    )
     _verb(verbs, "version", _version, "version and capabilities", "examples:\n  elsewhere version --json\n")
     return top
 
 
-_RUN_EPILOG = """The exit code is the command's own; 124 after a time-out, 125 if elsewhere itself failed, 126 and 127 as in a shell.
+_RUN_EPILOG = """The exit code is the command's own; 124 after a time-out, 125 if elsewhere failed, 126 and 127 as in a shell.
 
 examples:
   elsewhere run -- rm -rf src
@@ -87,7 +104,12 @@ examples:
 
 def _verb(verbs: Any, name: str, function: Callable[..., int], text: str, epilog: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=text, description=text[0].upper() + text[1:] + ".", epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else there")
     parser.set_defaults(function=function)
@@ -116,8 +138,6 @@ def _check_verb(argv: list[str]) -> None:
         near = difflib.get_close_matches(argv[0], show.VERBS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(show.VERBS)}"
         raise UsageError("unknown_verb", f"unknown verb {argv[0]!r}", hint=hint)
-
-
 
 
 def _told(error: ElsewhereError, *, as_json: bool, verb: str) -> int:

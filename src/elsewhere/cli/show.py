@@ -61,7 +61,7 @@ def weaker(record: Record) -> None:
 
 
 def run(result: RunResult) -> None:
-    """After a command on a terminal: how it ended, what changed, what to type next. Elsewhere only what nobody can see otherwise."""
+    """After a command on a terminal: how it ended, what changed, what to type next."""
     if result.outcome.reason in ("timeout", "lost"):
         print(f"elsewhere: {_ending(result)}", file=sys.stderr)
     if not sys.stderr.isatty():
@@ -73,7 +73,10 @@ def run(result: RunResult) -> None:
     _names(result.record.project, result.changes, sys.stderr, limit=8)
     if result.kept:
         short = result.record.id.rpartition("-")[2]
-        print(_paint(f"   elsewhere diff {short} · elsewhere inspect {short} · elsewhere rm {short}", "2", sys.stderr), file=sys.stderr)
+        print(
+            _paint(f"   elsewhere diff {short} · elsewhere inspect {short} · elsewhere rm {short}", "2", sys.stderr),
+            file=sys.stderr,
+        )
 
 
 def _ending(result: RunResult) -> str:
@@ -118,7 +121,16 @@ def listing(found: Listing) -> None:
         done = record.command["changes"] if record.command else {}
         what = ", ".join(f"{count} {kind}" for kind, count in done.items() if count)
         age = units.format_duration(max(0.0, time.time() - record.created_at))
-        rows.append([record.id, record.state + (" (lost)" if record.lost else ""), age, record.mechanism, what, safe(record.project)])
+        rows.append(
+            [
+                record.id,
+                record.state + (" (lost)" if record.lost else ""),
+                age,
+                record.mechanism,
+                what,
+                safe(record.project),
+            ]
+        )
     table(rows, sys.stdout, ["id", "state", "age", "mechanism", "changes", "project"]) if rows else None
     print(f"{len(rows)} sandbox{'' if len(rows) == 1 else 'es'}")
     for sandbox_id in found.broken:

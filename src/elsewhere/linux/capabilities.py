@@ -8,7 +8,7 @@ import contextlib
 
 from elsewhere.linux import syscalls
 
-__all__ = ["KEPT", "NAMES", "give_up_all_but", "regain"]
+__all__ = ["KEPT", "NAMES", "give_up_all_but", "hand_on", "regain"]
 
 NAMES = (
     "chown", "dac_override", "dac_read_search", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
@@ -20,8 +20,8 @@ NAMES = (
 )  # fmt: skip
 
 KEPT = tuple(
-    "chown dac_override dac_read_search fowner fsetid kill setgid setuid setpcap net_bind_service sys_chroot mknod "
-    "audit_write setfcap".split()
+    """chown dac_override dac_read_search fowner fsetid kill setgid setuid setpcap net_bind_service sys_chroot mknod
+    audit_write setfcap""".split()
 )
 
 
@@ -43,6 +43,19 @@ def give_up_all_but(names: tuple[str, ...]) -> None:
 
 def regain() -> None:
     """Make every permitted capability effective again, after a change of the effective uid has cleared that set."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        permitted = next(int(line.split()[1], 16) for line in status if line.startswith("CapPrm:"))
+    permitted = _permitted()
     syscalls.capset(permitted, permitted, 0)
+
+
+def hand_on() -> None:
+    """Let the next program keep what we have: executed by an ordinary user it loses all that is not ambient."""
+    permitted = _permitted()
+    syscalls.capset(permitted, permitted, permitted)
+    for number in range(len(NAMES)):
+        if permitted >> number & 1:
+            syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, number)
+
+
+def _permitted() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1], 16) for line in status if line.startswith("CapPrm:"))

@@ -32,7 +32,16 @@ def parse(text: str) -> list[Mount]:
         number, parent, device, root, target, options, *_ = left.split(" ")
         kind, source, *_ = right.split(" ")
         mounts.append(
-            Mount(int(number), int(parent), device, _unescape(root), _unescape(target), frozenset(options.split(",")), kind, _unescape(source))
+            Mount(
+                int(number),
+                int(parent),
+                device,
+                _unescape(root),
+                _unescape(target),
+                frozenset(options.split(",")),
+                kind,
+                _unescape(source),
+            )
         )
     return _visible(mounts)
 

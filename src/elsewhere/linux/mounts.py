@@ -41,7 +41,13 @@ __all__ = [
 
 _TARGET_LOOKUP = sys_.RESOLVE_IN_ROOT | sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS
 _NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}
+_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
 
 
 @dataclass(slots=True)
@@ -72,6 +78,7 @@ class Operation:
     target: str
 
     def make(self, bench: Bench) -> int:
+        del bench
         raise TypeError(f"{type(self).__name__} makes no mount")
 
     def execute(self, bench: Bench) -> None:
@@ -105,7 +112,7 @@ class Clone(Operation):
         if self.attributes:
             _setattr(fd, self.attributes, deep, bench)
         if self.idmapped:
-            # Some file systems know no id mapping; read-only, with owners that the sandbox does not know, is then what can be had.
+            # Some file systems know no id mapping: then it is read-only, with owners that mean nothing inside.
             with contextlib.suppress(OSError):
                 _setattr(fd, sys_.MOUNT_ATTR_IDMAP, deep, bench)
         return fd
@@ -168,7 +175,7 @@ class Overlay(Operation):
         except OSError as error:
             if self.required:
                 raise
-            bench.weaker[self.target] = error.strerror
+            bench.weaker[self.target] = error.strerror or "refused"
             return Clone(self.target, self.lower, self.attributes | sys_.MOUNT_ATTR_RDONLY).make(bench)
 
     def _make(self, bench: Bench) -> int:
@@ -180,7 +187,9 @@ class Overlay(Operation):
             if self.layers:
                 empty = _owned(stack, _tmpfs((("size", "4k"), ("mode", "755"))))
                 inner = _overlay([reality, empty], self._options(writable=False), None, None, 0, bench)
-                lowers = [_owned(stack, os.open(os.path.join(bench.own, layer), os.O_PATH | os.O_CLOEXEC)) for layer in self.layers]
+                lowers = [
+                    _owned(stack, os.open(os.path.join(bench.own, layer), os.O_PATH | os.O_CLOEXEC)) for layer in self.layers
+                ]
                 lowers.append(_owned(stack, inner))
             upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -264,6 +273,7 @@ class Devices(Operation):
     owner: int | None
 
     def make(self, bench: Bench) -> int:
+        del bench
         owner = () if self.owner is None else (("uid", str(self.owner)), ("gid", str(self.owner)))
         fd = _fresh("tmpfs", (("mode", "755"), ("size", "64k"), *owner), sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC)
         for name in ("pts", "shm", "mqueue"):
@@ -434,7 +444,14 @@ def _configure(context: int, options: tuple[tuple[str, str], ...]) -> None:
             sys_.fsconfig_flag(context, key)
 
 
-def _overlay(lowers: list[int], options: tuple[tuple[str, str], ...], upper: int | None, work: int | None, attributes: int, bench: Bench) -> int:
+def _overlay(
+    lowers: list[int],
+    options: tuple[tuple[str, str], ...],
+    upper: int | None,
+    work: int | None,
+    attributes: int,
+    bench: Bench,
+) -> int:
     """Lowers are given as descriptors, newest first. Upper and work go in by way of /proc: a string may have 255 bytes only, and
     the mount table inside then does not show where on the host they lie."""
     writable = () if upper is None else (("upperdir", f"/proc/self/fd/{upper}"), ("workdir", f"/proc/self/fd/{work}"))

@@ -12,7 +12,16 @@ from elsewhere.operations.sandboxes import Listing, Removal
 from elsewhere.sandbox.record import Record
 from elsewhere.storage.state import SCHEMA, State
 
-__all__ = ["diff_document", "inspect_document", "list_document", "relative", "removal_document", "run_document", "sandbox_document", "version_document"]
+__all__ = [
+    "diff_document",
+    "inspect_document",
+    "list_document",
+    "relative",
+    "removal_document",
+    "run_document",
+    "sandbox_document",
+    "version_document",
+]
 
 CAPABILITIES = ["run", "live-base", "diff-stat", "doctor"]
 
@@ -113,7 +122,13 @@ def diff_document(record: Record, changes: Changes) -> dict[str, Any]:
 
 
 def removal_document(removal: Removal) -> dict[str, Any]:
-    return {"matched": removal.matched, "removed": removal.removed, "skipped": removal.skipped, "healed": [], "dry_run": False}
+    return {
+        "matched": removal.matched,
+        "removed": removal.removed,
+        "skipped": removal.skipped,
+        "healed": [],
+        "dry_run": False,
+    }
 
 
 def version_document() -> dict[str, Any]:

@@ -47,12 +47,19 @@ Told = Callable[[Live], None]
 def run(request: RunRequest, signals: Signals | None = None, told: Told | None = None) -> RunResult:
     """`told` is called when the sandbox stands and before the command starts."""
     if not request.argv or not request.argv[0]:
-        raise UsageError("no_command", "there is no command to run", hint="elsewhere run -- COMMAND [ARGUMENT …], or elsewhere run -c 'SHELL LINE'")
+        raise UsageError(
+            "no_command",
+            "there is no command to run",
+            hint="elsewhere run -- COMMAND [ARGUMENT …], or elsewhere run -c 'SHELL LINE'",
+        )
     here = os.getcwd()
     project = find_project(request.project, here)
     directory = _directory(request.directory, here, project.path)
     home = home_directory(os.getuid())
-    sources = [(settings.load(os.path.join(project.path, "elsewhere.toml")), False), (settings.load(settings.user_file(home)), True)]
+    sources = [
+        (settings.load(os.path.join(project.path, "elsewhere.toml")), False),
+        (settings.load(settings.user_file(home)), True),
+    ]
     state = State.open()
     began = time.monotonic()
     live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
@@ -72,7 +79,11 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
                 "exit_code": outcome.exit_code,
                 "reason": outcome.reason,
                 "duration_ms": round(outcome.duration * 1000, 3),
-                "changes": {"added": len(changes.added), "modified": len(changes.modified), "deleted": len(changes.deleted)},
+                "changes": {
+                    "added": len(changes.added),
+                    "modified": len(changes.modified),
+                    "deleted": len(changes.deleted),
+                },
             }
             live.settle()
         else:

@@ -71,7 +71,9 @@ def remove(wanted: list[str], *, force: bool = False) -> Removal:
             continue
         result.matched.append(sandbox_id)
         if record.is_alive(state, sandbox_id) and not force:
-            first = first or InUse("sandbox_in_use", f"the sandbox {sandbox_id!r} is running", hint=f"elsewhere rm --force {sandbox_id}")
+            first = first or InUse(
+                "sandbox_in_use", f"the sandbox {sandbox_id!r} is running", hint=f"elsewhere rm --force {sandbox_id}"
+            )
             result.skipped.append({"id": sandbox_id, "reason": "running"})
             continue
         engine.ask("remove", sandbox_id)

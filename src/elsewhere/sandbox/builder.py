@@ -16,12 +16,15 @@ Descriptors: `control` leads to the keeper and goes to whoever owns the sandbox;
 to the builder; end of file on it ends the builder.
 """
 
+import itertools
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -29,8 +32,9 @@ from elsewhere.linux import capabilities, landlock, mounts, seccomp
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Operation, Plan
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeper import Keeper, seal_imports
-from elsewhere.sandbox.view import FIRST_ID, ID_COUNT, USER_ROOT, Layer
+from elsewhere.sandbox.view import USER_ROOT, Layer
 
 __all__ = ["Blank", "BuildFailed", "Fuse", "blank", "landlocked", "leave_the_launcher"]
 
@@ -58,15 +62,23 @@ class Blank:
     def ready(self) -> None:
         """Wait until both are."""
         if not self.keeper:
-            message, _ = _ask(self.orders, None)
+            message, _ = _ask(self.orders)
             if message[0] != "ready":
                 raise BuildFailed(*message[1:])
             self.keeper = message[1]
 
-    def build(self, plan: Plan, directory: str, *, memory: int = 0) -> tuple[dict[str, str], int]:
-        """Make a sandbox of it: what had to be weaker than planned, and the descriptor of its layers where they live in memory."""
+    def is_ready(self) -> bool:
+        """Whether `ready` would return at once."""
+        return bool(self.keeper or select.select([self.orders], [], [], 0)[0])
+
+    def order(self, plan: Plan, directory: str, *, memory: int = 0) -> None:
+        """Make a sandbox of it. Returns at once; `built` waits."""
         self.ready()
-        message, fds = _ask(self.orders, (pickle.dumps(plan), directory, memory))
+        wire.send(self.orders, (pickle.dumps(plan), directory, memory))
+
+    def built(self) -> tuple[dict[str, str], int]:
+        """What had to be weaker than planned, and the descriptor of the layers where they live in memory."""
+        message, fds = _ask(self.orders)
         self.orders.close()
         if message[0] != "built":
             raise BuildFailed(*message[1:])
@@ -87,7 +99,9 @@ class Fuse:
     layers: tuple[Layer, ...]
 
 
-def blank(standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None) -> Blank:
+def blank(
+    standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None
+) -> Blank:
     """Fork a builder, which forks a keeper. Returns at once; `Blank.ready` waits."""
     control, keeper_end = wire.pair()
     orders, builder_end = wire.pair()
@@ -101,10 +115,8 @@ def blank(standing: tuple[Operation, ...], state: str, *, whole_machine: bool, f
     return Blank(pid, control, orders)
 
 
-def _ask(orders: socket.socket, order: object) -> tuple[Any, list[int]]:
+def _ask(orders: socket.socket) -> tuple[Any, list[int]]:
     try:
-        if order is not None:
-            wire.send(orders, order)
         return wire.receive(orders)
     except (EOFError, OSError) as error:
         raise BuildFailed("builder", getattr(error, "errno", 0) or 0, f"the builder ended without an answer ({error})") from error
@@ -122,7 +134,7 @@ def leave_the_launcher(kept: list[int]) -> None:
 
 def _gaps(kept: list[int]) -> list[tuple[int, int]]:
     edges = [2, *kept, 1 << 31]
-    return [(before + 1, after - 1) for before, after in zip(edges, edges[1:], strict=False)]
+    return [(before + 1, after - 1) for before, after in itertools.pairwise(edges)]
 
 
 def _builder(
@@ -145,6 +157,7 @@ def _builder(
             _map_myself(uid, gid)
         sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
         bench = Bench(-1, -1, "")
+        daemons: list[subprocess.Popen[bytes]] = []
         if not whole_machine:
             # Before there is anything of ours to be seen in it.
             step = "root"
@@ -155,7 +168,7 @@ def _builder(
         bench.scratch = scratch
         if fuse is not None:
             step = "fuse-overlayfs"
-            _start_fuse(fuse, bench)
+            daemons = _start_fuse(fuse, bench)
         step = "process namespace"
         sys_.unshare(sys_.CLONE_NEWPID)
         ours, theirs = wire.pair()
@@ -194,6 +207,8 @@ def _builder(
         bench.own = f"/proc/self/fd/{layers}" if memory else directory
         mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
         wire.send(orders, ("built", bench.weaker), [layers] if memory else [])
+        if daemons:
+            _outlive(keeper, daemons)
     except BaseException as error:
         number = getattr(error, "errno", None) or 0
         text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -265,16 +280,19 @@ def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int
             wire.send(theirs, ("sealed",))
             theirs.close()
         except BaseException as error:
-            wire.send(theirs, ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)))
+            wire.send(
+                theirs,
+                ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)),
+            )
             os._exit(1)
         keeper.serve()
     keeper_end.close()
     theirs.close()
     with ours:
-        message, _ = _ask(ours, None)
+        message, _ = _ask(ours)
     if message[0] != "sealed":
         control.close()
-        raise BuildFailed(*message[1:])  # type: ignore[arg-type]
+        raise BuildFailed(*message[1:])
     return pid, control
 
 
@@ -292,7 +310,7 @@ def _map_myself(uid: int, gid: int) -> None:
 
 
 def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
-    """Upper and work on a tmpfs with a cap, for hosts whose state directory cannot be an upper; shaped like the directory on disk."""
+    """Upper and work on a tmpfs with a cap, where the state directory cannot hold them; shaped like the directory on disk."""
     context = sys_.fsopen("tmpfs")
     sys_.fsconfig_string(context, "size", str(size))
     sys_.fsconfig_string(context, "mode", "700")
@@ -322,8 +340,9 @@ def _mirror(source: str, target: str) -> None:
                 _mirror(entry.path, os.path.join(target, entry.name))
 
 
-def _start_fuse(fuse: Fuse, bench: Bench) -> None:
-    """One fuse-overlayfs for each layer. It goes on by itself when its mount stands, and ends when nothing holds the mount."""
+def _start_fuse(fuse: Fuse, bench: Bench) -> list[subprocess.Popen[bytes]]:
+    """One fuse-overlayfs for each layer, running when this returns."""
+    daemons = []
     for layer in fuse.layers:
         place = bench.scratch_directory()
         flags = os.O_PATH | os.O_DIRECTORY
@@ -333,29 +352,40 @@ def _start_fuse(fuse: Fuse, bench: Bench) -> None:
             "workdir": os.open(f"{fuse.directory}/work/{layer.number}", flags),
         }
         options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in parts.items())
-        done = subprocess.run(
-            [fuse.program, "-o", options, place], pass_fds=list(parts.values()), capture_output=True, check=False, preexec_fn=_keep_powers
+        before = os.stat(place).st_dev
+        daemon = subprocess.Popen(
+            [fuse.program, "-f", "-o", options, place],
+            pass_fds=list(parts.values()),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=_keep_powers,  # noqa: PLW1509  (the builder has one thread)
         )
+        daemons.append(daemon)
+        deadline = time.monotonic() + _PATIENCE_S / 2
+        while os.stat(place).st_dev == before:
+            if daemon.poll() is not None or time.monotonic() > deadline:
+                daemon.kill()
+                said = (daemon.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
+                raise OSError(0, f"{fuse.program} over {layer.lower}: {said[-1] if said else 'it did not mount'}")
+            time.sleep(0.001)
         for fd in parts.values():
             os.close(fd)
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise OSError(0, f"{fuse.program} over {layer.lower}: {said[-1] if said else f'exit code {done.returncode}'}")
         bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, 0)
+    return daemons
+
+
+def _outlive(keeper: int, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """The programs that serve the sandbox's files live in its mount namespace and so keep it alive: end them with the keeper."""
+    os.waitpid(keeper, 0)
+    for daemon in daemons:
+        daemon.kill()
+        daemon.wait()
 
 
 def _keep_powers() -> None:
     """A program that an ordinary user executes loses the capabilities of its user namespace unless they are ambient."""
-    everything = (1 << 41) - 1
-    sys_.capset(everything & _permitted(), _permitted(), _permitted())
-    for number in range(41):
-        if _permitted() >> number & 1:
-            sys_.prctl(sys_.PR_CAP_AMBIENT, 2, number)
-
-
-def _permitted() -> int:
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1], 16) for line in status if line.startswith("CapPrm:"))
+    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+    capabilities.hand_on()
 
 
 def _receive(sock: socket.socket) -> tuple[Any, list[int]]:

@@ -1,7 +1,7 @@
 """Running a command in a sandbox, seen from outside: start it, pass on what it needs, wait for its end.
 
-The end is the exit of the main process, which the keeper reports; never the end of a stream, so that a child which was left behind
-and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal of the
+The end is the exit of the main process, which the keeper reports; never the end of a stream, so that a child which was left
+behind and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal of the
 sandbox's own, or is captured up to a cap.
 """
 
@@ -94,7 +94,9 @@ def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | 
         return run.outcome(bytes(out.data), bytes(err.data), out.truncated, err.truncated)
 
 
-def on_terminal(control: socket.socket, spec: Spec, source: int, target: int, stderr: int | None, signals: Signals | None = None) -> Outcome:
+def on_terminal(
+    control: socket.socket, spec: Spec, source: int, target: int, stderr: int | None, signals: Signals | None = None
+) -> Outcome:
     """With a terminal of the sandbox's own between the command and the caller's. The caller's is raw meanwhile, so that every
     key, Ctrl-C included, reaches the command."""
     rows, columns = _size(target)
@@ -133,7 +135,7 @@ class _Sink:
         return bool(chunk)
 
     def drain(self) -> None:
-        """What the pipe still holds; never wait for more, since a child that was left behind may hold it open or go on writing."""
+        """What the pipe still holds; never wait for more: a child that was left behind may hold it open or go on writing."""
         for _ in range(_PIPE_CHUNKS):
             if not select.select([self.reader], [], [], 0)[0] or not self.take():
                 return
@@ -192,7 +194,9 @@ class _Run:
                 resized()
         return True
 
-    def outcome(self, stdout: bytes = b"", stderr: bytes = b"", stdout_truncated: bool = False, stderr_truncated: bool = False) -> Outcome:
+    def outcome(
+        self, stdout: bytes = b"", stderr: bytes = b"", stdout_truncated: bool = False, stderr_truncated: bool = False
+    ) -> Outcome:
         try:
             code, number, reason, user_s, system_s, max_rss = self._words
             values = (int(code), int(number), float(user_s), float(system_s), int(max_rss))
@@ -270,12 +274,20 @@ def _check_started(message: str, spec: Spec) -> None:
     number, code = int(words[1]), words[2]
     if code == "127":
         error: NotFound | Refused | UsageError = NotFound(
-            "command_not_found", f"{spec.argv[0]!r} was not found in the sandbox", hint="check its spelling and PATH; a shell line goes with -c"
+            "command_not_found",
+            f"{spec.argv[0]!r} was not found in the sandbox",
+            hint="check its spelling and PATH; a shell line goes with -c",
         )
     elif code == "126":
-        error = Refused("command_not_executable", f"{spec.argv[0]!r} cannot be executed: {os.strerror(number)}", hint="chmod +x it, or name its interpreter")
+        error = Refused(
+            "command_not_executable",
+            f"{spec.argv[0]!r} cannot be executed: {os.strerror(number)}",
+            hint="chmod +x it, or name its interpreter",
+        )
     else:
-        error = UsageError("bad_directory", f"the directory {spec.directory!r} cannot be entered in the sandbox: {os.strerror(number)}")
+        error = UsageError(
+            "bad_directory", f"the directory {spec.directory!r} cannot be entered in the sandbox: {os.strerror(number)}"
+        )
     error.exit_code = int(code)
     raise error
 

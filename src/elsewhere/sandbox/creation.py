@@ -7,17 +7,18 @@ knows what happened.
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from elsewhere import __version__
 from elsewhere.clock import wall
 from elsewhere.errors import UsageError
 from elsewhere.linux import capabilities, seccomp
-from elsewhere.sandbox import identity, mechanisms, record, wire
+from elsewhere.sandbox import identity, mechanisms, record
 from elsewhere.sandbox.builder import BuildFailed
-from elsewhere.sandbox.mechanisms import BlankSource, Mechanism, Raised
+from elsewhere.sandbox.mechanisms import Mechanism, Raised
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.stock import Stock
 from elsewhere.sandbox.view import Host
 from elsewhere.storage import trash
 from elsewhere.storage.state import State, write_aside
@@ -65,7 +66,9 @@ class Ladder:
             self._host = (home, Host.look(home, state))
         return self._host[1]
 
-    def climb(self, project: str, rungs: list[str] | None, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
+    def climb(
+        self, project: str, rungs: list[str] | None, attempt: Callable[[Mechanism], Raised]
+    ) -> tuple[Raised, list[tuple[str, str]]]:
         """The first rung that stands, tried for real."""
         known = self._found.get(project) if rungs is None else None
         reasons: list[tuple[str, str]] = list(known[1]) if known else []
@@ -85,61 +88,46 @@ class Ladder:
         raise mechanisms.unavailable(reasons)
 
 
-def create(state: State, request: Request, ladder: Ladder, take: BlankSource) -> Made:
+def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made:
     if request.base != "live":
         raise UsageError("bad_base", f"the base {request.base!r} is not known", hint="use live")
     who = identity.derive(os.path.basename(request.project), request.story, None, request.head)
-    directory = state.sandbox(who.sandbox_id)
     host = ladder.host(request.home, state.path)
     project = Project(request.project, request.git, request.head)
-    os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    raised, reasons = ladder.climb(request.project, request.rungs, lambda rung: stock.raise_sandbox(rung, host, project))
+    now = wall()
+    made = Record(
+        id=who.sandbox_id,
+        state="running",
+        project=request.project,
+        base={"kind": "live", "head": request.head, "at": now},
+        created_at=now,
+        mechanism=raised.mechanism.name,
+        identity=asdict(who),
+        enforced=_enforced(raised, reasons),
+        layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
+        plan=[[operation.target, operation.words()] for operation in raised.view.plan.operations()],
+        environment_left_out=request.left_out,
+        version=__version__,
+    )
     try:
-        lock = record.hold_lock(directory)
-        try:
-            raised, reasons = ladder.climb(
-                request.project, request.rungs, lambda rung: _attempt(rung, host, project, state, directory, take)
-            )
-            wire.send(raised.control, ("hold",), [lock])
-        finally:
-            os.close(lock)
-        made = Record(
-            id=who.sandbox_id,
-            state="running",
-            project=request.project,
-            base={"kind": "live", "head": request.head, "at": wall()},
-            created_at=wall(),
-            mechanism=raised.mechanism.name,
-            identity=who.document(),
-            enforced=_enforced(raised, reasons),
-            layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
-            plan=[[operation.target, operation.words()] for operation in raised.view.plan.operations()],
-            environment_left_out=request.left_out,
-            version=__version__,
-        )
-        write_aside(os.path.join(directory, ".sandbox.env"), identity.env_file(who.variables()))
-        record.save(state, made)
-    except BaseException:
-        trash.discard(directory, state.room("trash"))
+        write_aside(os.path.join(raised.directory, ".sandbox.env"), identity.env_file(who.variables()))
+        record.save(made, raised.directory)
+        os.rename(raised.directory, state.sandbox(made.id))
+    except OSError:
+        raised.control.close()
+        trash.discard(raised.directory, state.room("trash"))
         raise
+    if raised.mechanism.copy:
+        raised.project_path = os.path.join(state.sandbox(made.id), "copy")
     return Made(made, raised)
-
-
-def _attempt(rung: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raised:
-    try:
-        return mechanisms.raise_sandbox(rung, host, project, state, directory, take)
-    except BuildFailed:
-        # What this rung made would be in the way of the next one.
-        for name in os.listdir(directory):
-            if name != "lock":
-                trash.discard(os.path.join(directory, name), state.room("trash"))
-        raise
 
 
 def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, object]:
     """Which mechanism enforces what, and what is not enforced at all."""
     rung = raised.mechanism
     if rung.copy:
-        files = f"{raised.copied} of the project at {raised.project_path}; everything else read-only by Landlock, modes and times of own files excepted"
+        files = f"a {raised.copied} of the project; everything else read-only by Landlock, but for modes and times of own files"
     elif rung.whole_machine:
         files = "the whole machine, copy on write"
     else:
@@ -153,7 +141,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, objec
         "network": "host",
         "capabilities": list(capabilities.KEPT) if rung.whole_machine else [],
         "no_new_privileges": True,
-        "system_calls_denied": list(seccomp.DENIED),
+        "system_calls": f"{len(seccomp.DENIED)} denied",
         "hidden": list(raised.view.hidden),
         "read_only_instead": raised.weaker,
         "limits": ["timeout"],
@@ -166,7 +154,11 @@ def _differs(rung: Mechanism) -> list[str]:
     """How far the copy is from the original, so that nobody trusts a result too far."""
     said = ["services of the host are not part of the sandbox", "the kernel is the host's"]
     if rung.copy:
-        return [*said, "the project is at another path", "/tmp is the host's and read-only; TMPDIR points to a private one"]
+        return [
+            *said,
+            "the project is at another path",
+            "/tmp is the host's and read-only; TMPDIR points to a private one",
+        ]
     said += ["/run, /tmp, /dev/shm are fresh", "a file that reality changes later may show inside (live base)"]
     if not rung.whole_machine:
         said += ["/usr and /etc cannot be written", "directories that exist in reality cannot be renamed in place"]
@@ -180,7 +172,7 @@ def abandon(state: State, sandbox_id: str, wish: str) -> None:
             found = record.load(state, sandbox_id)
             if _wrote_anything(state, found):
                 found.state, found.lost, found.ended_at = "stopped", True, wall()
-                record.save(state, found)
+                record.save(found, state.sandbox(sandbox_id))
                 return
     trash.discard(state.sandbox(sandbox_id), state.room("trash"))
 
@@ -195,14 +187,16 @@ def _wrote_anything(state: State, found: Record) -> bool:
             names = set(os.listdir(f"{directory}/upper/{layer['number']}"))
             if names - seeded or (layer["at"] != "/" and names):
                 return True
-            if "etc" in names and any(not name.startswith(("shadow", "gshadow")) for name in os.listdir(f"{directory}/upper/{layer['number']}/etc")):
+            if "etc" in names and any(
+                not name.startswith(("shadow", "gshadow")) for name in os.listdir(f"{directory}/upper/{layer['number']}/etc")
+            ):
                 return True
     return False
 
 
 def recover(state: State) -> None:
-    """After a launcher died: directories that never became a sandbox go; records whose keeper is gone tell so when they are read."""
-    for sandbox_id in state.sandbox_ids():
-        directory = state.sandbox(sandbox_id)
-        if not os.path.exists(os.path.join(directory, "sandbox.json")) and not record.is_alive(state, sandbox_id):
-            trash.discard(directory, state.room("trash"))
+    """After a launcher died: what it had in stock goes, unless another launcher holds it."""
+    with os.scandir(state.room("spare")) as entries:
+        for entry in entries:
+            if not record.is_held(entry.path):
+                trash.discard(entry.path, state.room("trash"))

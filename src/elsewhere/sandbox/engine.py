@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import elsewhere
 from elsewhere import errors
@@ -75,7 +75,7 @@ def start(state: State, name: str) -> None:
 class Engine:
     """A process's line to its launcher."""
 
-    _shared: "dict[str, Engine]" = {}
+    _shared: ClassVar["dict[str, Engine]"] = {}
     _sharing = threading.Lock()
 
     def __init__(self, state: State) -> None:

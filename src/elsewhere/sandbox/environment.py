@@ -21,7 +21,18 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = ("LC_", "CONDA_")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE", "API_KEY", "APIKEY", "ACCESS_KEY", "AUTH")
+_SECRET_WORDS = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "CREDENTIAL",
+    "PRIVATE",
+    "API_KEY",
+    "APIKEY",
+    "ACCESS_KEY",
+    "AUTH",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,11 @@ def compose(
         elif name in caller:
             chosen[name] = caller[name]
         else:
-            raise UsageError("env_not_set", f"--env {name}: this variable is not set here", hint=f"give it a value: --env {name}=VALUE")
+            raise UsageError(
+                "env_not_set",
+                f"--env {name}: this variable is not set here",
+                hint=f"give it a value: --env {name}=VALUE",
+            )
     chosen.setdefault("PATH", _DEFAULT_PATH)
     left_out = tuple(sorted(name for name in caller if name not in chosen))
     return Environment({**chosen, **identity}, left_out)
@@ -62,7 +77,9 @@ def _is_passed(name: str) -> bool:
 
 def _refuse_reserved(name: str) -> None:
     if name.startswith(RESERVED):
-        raise UsageError("env_reserved", f"{name} is part of the sandbox's identity and cannot be set", hint="choose another name")
+        raise UsageError(
+            "env_reserved", f"{name} is part of the sandbox's identity and cannot be set", hint="choose another name"
+        )
 
 
 def looks_secret(name: str) -> bool:
@@ -73,7 +90,11 @@ def looks_secret(name: str) -> bool:
 def parse_assignment(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
     if not name or not (name[0].isalpha() or name[0] == "_") or not name.replace("_", "a").isalnum() or not name.isascii():
-        raise UsageError("bad_env", f"{text!r} names no environment variable", hint="write NAME=VALUE, or NAME to pass the caller's own value")
+        raise UsageError(
+            "bad_env",
+            f"{text!r} names no environment variable",
+            hint="write NAME=VALUE, or NAME to pass the caller's own value",
+        )
     if "\0" in value:
         raise UsageError("bad_env", f"the value of {name} contains a NUL byte", hint="remove it")
     return name, value if equals else None
@@ -84,10 +105,16 @@ def read_env_file(path: str) -> list[tuple[str, str | None]]:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise UsageError("bad_env_file", f"--env-file {path!r} is not a regular file", hint="name a file of KEY=value lines")
+                raise UsageError(
+                    "bad_env_file", f"--env-file {path!r} is not a regular file", hint="name a file of KEY=value lines"
+                )
             lines = stream.read().splitlines()
     except OSError as error:
-        raise UsageError("bad_env_file", f"--env-file {path!r} cannot be read: {error.strerror}", hint="name a file of KEY=value lines") from error
+        raise UsageError(
+            "bad_env_file",
+            f"--env-file {path!r} cannot be read: {error.strerror}",
+            hint="name a file of KEY=value lines",
+        ) from error
     found = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -95,7 +122,11 @@ def read_env_file(path: str) -> list[tuple[str, str | None]]:
             continue
         text = text.removeprefix("export ").lstrip()
         if "=" not in text:
-            raise UsageError("bad_env_file", f"{path}, line {number}: {line!r} is not KEY=value", hint="write one KEY=value on each line")
+            raise UsageError(
+                "bad_env_file",
+                f"{path}, line {number}: {line!r} is not KEY=value",
+                hint="write one KEY=value on each line",
+            )
         name, value = parse_assignment(text)
         if value and len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]

@@ -8,7 +8,7 @@ import contextlib
 import glob
 import os
 
-__all__ = ["CREDENTIALS", "SYSTEM", "hidden_places"]
+__all__ = ["CREDENTIALS", "SYSTEM", "hidden_places", "watched"]
 
 CREDENTIALS = (
     ".ssh", ".aws", ".azure", ".gnupg", ".kube", ".netrc", ".git-credentials", ".config/git/credentials", ".config/gcloud",
@@ -22,6 +22,13 @@ SYSTEM = (
     "/etc/ssh/ssh_host_*_key", "/etc/ssl/private", "/etc/sudoers.d", "/etc/sudoers", "/etc/krb5.keytab", "/etc/wireguard",
     "/etc/NetworkManager/system-connections", "/var/lib/elsewhere", "/var/lib/docker", "/var/lib/containerd",
 )  # fmt: skip
+
+
+def watched(home: str) -> list[str]:
+    """The directories in which a place to hide can come and go: while they stay as they are, so does the list."""
+    parents = {os.path.dirname(os.path.join(home, name)) for name in CREDENTIALS}
+    parents |= {os.path.dirname(pattern) for pattern in SYSTEM} | {"/home", "/"}
+    return sorted(parents)
 
 
 def hidden_places(home: str, shown: tuple[str, ...], state: str) -> list[str]:

@@ -29,6 +29,7 @@ class Identity:
     base_sha: str
 
     def variables(self) -> dict[str, str]:
+        """What tools inside, and whoever reads the env file, know the sandbox by."""
         return {
             "COMPOSE_PROJECT_NAME": self.compose_project_name,
             "ELSEWHERE_SANDBOX_BASE_SHA": self.base_sha,
@@ -38,16 +39,6 @@ class Identity:
             "ELSEWHERE_SANDBOX_SLUG": self.slug,
             "ELSEWHERE_SANDBOX_STORY_ID": self.story,
             "ELSEWHERE_SANDBOX_WORKFLOW_ID": self.workflow,
-        }
-
-    def document(self) -> dict[str, str]:
-        return {
-            "slug": self.slug,
-            "compose_project_name": self.compose_project_name,
-            "workflow": self.workflow,
-            "story": self.story,
-            "request": self.request,
-            "base_sha": self.base_sha,
         }
 
 

@@ -5,7 +5,8 @@ asked with marshalled packets from outside, which it trusts; it answers with pla
 answer must not trust it.
 
     control socket   ("spawn", spec) with [channel, stdin, stdout, stderr]; end of file: the owner is gone, so is the sandbox
-    channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE" | "end CODE SIGNAL REASON UTIME STIME MAXRSS"
+    channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
+                     <- "end CODE SIGNAL REASON UTIME STIME MAXRSS"
                      -> "signal N"; end of file: the caller is gone, so is its command
 
     command:  started ─┬─ exits ───────────────────────────────► end exited | signaled

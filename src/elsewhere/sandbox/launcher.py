@@ -16,9 +16,9 @@ died, and what it left is cleared up here. Single-threaded on purpose: it forks.
 """
 
 import contextlib
-import errno
 import fcntl
 import gc
+import math
 import os
 import select
 import signal
@@ -27,15 +27,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from elsewhere import __version__
-from elsewhere.errors import Broken, ElsewhereError, UsageError
-from elsewhere.linux import seccomp, syscalls
-from elsewhere.sandbox import builder, creation, mechanisms, record, view, wire
-from elsewhere.sandbox.builder import Blank, BuildFailed
-from elsewhere.sandbox.mechanisms import Mechanism
+from elsewhere.errors import ElsewhereError, UsageError
+from elsewhere.linux import syscalls
+from elsewhere.sandbox import builder, creation, wire
+from elsewhere.sandbox.stock import Stock
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
@@ -43,7 +41,6 @@ __all__ = ["Front", "Launcher", "serve"]
 
 Front = Callable[[list[str], socket.socket], int]
 
-_POOL = 4
 _IDLE_S = 300.0
 _TICK_MS = 5000
 
@@ -57,7 +54,13 @@ class _Connection:
 @dataclass(slots=True)
 class _Keeper:
     sandbox_id: str
+    pid: int
     waiting: list[socket.socket] = field(default_factory=list)
+
+    def kill(self) -> None:
+        """It is our child, or a child of one, and not reaped yet: its number cannot belong to anybody else."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Launcher:
@@ -67,15 +70,10 @@ class Launcher:
         self._front = front
         self._idle = idle
         self._quiet_since = time.monotonic()
-        self._filter = seccomp.program()
         self._connections: dict[int, _Connection] = {}
         self._keepers: dict[int, _Keeper] = {}
-        self._by_sandbox: dict[str, int] = {}
-        self._pool: list[Blank] = []
-        self._pooled: Mechanism | None = None
-        self._refused: dict[str, str] = {}
-        self._children: set[int] = set()
-        self._stale_at = 0.0
+        self._by_sandbox: dict[str, _Keeper] = {}
+        self._stock = Stock(state)
         self._sweeper = _start_sweeper(state, listener)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._ladder = creation.Ladder()
@@ -91,10 +89,10 @@ class Launcher:
     # -- the loop -------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self._refill()
         while True:
             busy = self._connections or self._keepers
-            for fd, _ in self._poll.poll(_TICK_MS if not self._wants_blank() else 0):
+            wait = self._stock.waiting_time()
+            for fd, _ in self._poll.poll(_TICK_MS if wait is None else math.ceil(wait * 1000)):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._woken:
@@ -104,7 +102,7 @@ class Launcher:
                 elif fd in self._connections:
                     self._serve(self._connections[fd])
             self._reap()
-            self._refill()
+            self._stock.work()
             now = time.monotonic()
             if busy:
                 self._quiet_since = now
@@ -136,10 +134,16 @@ class Launcher:
         try:
             answer, out = self._answer(connection, message)
         except ElsewhereError as error:
-            answer, out = ("error", type(error).__name__, error.code, error.message, error.hint, _plain(error.detail)), []
+            answer, out = (
+                ("error", type(error).__name__, error.code, error.message, error.hint, _plain(error.detail)),
+                [],
+            )
         except Exception as error:  # a fault of ours must reach the caller, and must not end everybody else's launcher
             print(traceback.format_exc(), file=sys.stderr, flush=True)
-            answer, out = ("error", "Broken", "launcher_fault", f"the launcher failed: {type(error).__name__}: {error}", "", {}), []
+            answer, out = (
+                ("error", "Broken", "launcher_fault", f"the launcher failed: {type(error).__name__}: {error}", "", {}),
+                [],
+            )
         if answer is not None:
             self._reply(connection.sock, answer, out)
         for fd in out:
@@ -164,15 +168,14 @@ class Launcher:
 
     def _create(self, connection: _Connection, request: dict[str, Any]) -> tuple[object, list[int]]:
         self._check_mounts()
-        made = creation.create(self._state, creation.Request(**request), self._ladder, self._take)
-        keeper = made.raised.keeper
-        self._keepers[keeper] = _Keeper(made.record.id)
-        self._by_sandbox[made.record.id] = keeper
+        made = creation.create(self._state, creation.Request(**request), self._ladder, self._stock)
+        keeper = _Keeper(made.record.id, made.raised.keeper)
+        self._keepers[made.raised.last] = self._by_sandbox[made.record.id] = keeper
         connection.owned[made.record.id] = request["abandoned"]
         fds = [made.raised.control.detach()]
         if made.raised.memory_fd >= 0:
             fds.append(made.raised.memory_fd)
-        return ("created", made.record.id, made.raised.project_path, made.raised.mechanism.name), fds
+        return ("created", asdict(made.record), made.raised.project_path), fds
 
     def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
         """Answered when nothing of the sandbox runs any more, which may be later."""
@@ -183,9 +186,8 @@ class Launcher:
         keeper = self._by_sandbox.get(sandbox_id)
         if keeper is None:
             return ("done",)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(keeper, signal.SIGKILL)
-        self._keepers[keeper].waiting.append(connection.sock)
+        keeper.kill()
+        keeper.waiting.append(connection.sock)
         return None
 
     def _gone(self, connection: _Connection) -> None:
@@ -195,8 +197,7 @@ class Launcher:
         for sandbox_id, wish in connection.owned.items():
             keeper = self._by_sandbox.get(sandbox_id)
             if keeper is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(keeper, signal.SIGKILL)
+                keeper.kill()
             creation.abandon(self._state, sandbox_id, wish)
         self._sweep()
 
@@ -208,7 +209,6 @@ class Launcher:
                 return
             if pid == 0:
                 return
-            self._children.discard(pid)
             keeper = self._keepers.pop(pid, None)
             if keeper is not None:
                 self._by_sandbox.pop(keeper.sandbox_id, None)
@@ -219,57 +219,11 @@ class Launcher:
         with contextlib.suppress(BlockingIOError):
             os.write(self._sweeper, b"s")
 
-    # -- blanks -----------------------------------------------------------------------------------------------------------------
-
-    def _take(self, mechanism: Mechanism) -> Blank:
-        if self._pooled is not None and mechanism.whole_machine == self._pooled.whole_machine:
-            while self._pool:
-                blank = self._pool.pop(0)
-                try:
-                    blank.ready()
-                except BuildFailed:
-                    blank.discard()
-                    break
-                return blank
-        blank = self._make_blank(mechanism)
-        try:
-            blank.ready()
-        except BuildFailed:
-            blank.discard()
-            raise
-        if mechanism.pooled:
-            self._drop_pool()
-            self._pooled = mechanism
-        return blank
-
-    def _make_blank(self, mechanism: Mechanism) -> Blank:
-        standing = view.standing(whole_machine=mechanism.whole_machine)
-        return builder.blank(standing, self._state.path, whole_machine=mechanism.whole_machine, filter_program=self._filter)
-
-    def _wants_blank(self) -> bool:
-        return self._pooled is not None and len(self._pool) < _POOL and time.monotonic() >= self._stale_at
-
-    def _refill(self) -> None:
-        """One at a time, between requests."""
-        if self._wants_blank():
-            assert self._pooled is not None
-            try:
-                self._pool.append(self._make_blank(self._pooled))
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
-                    raise
-                self._stale_at = time.monotonic() + 1.0  # too many processes or descriptors: later
-
-    def _drop_pool(self) -> None:
-        for blank in self._pool:
-            blank.discard()
-        self._pool.clear()
+    # -- mounts -----------------------------------------------------------------------------------------------------------------
 
     def _mounts_changed(self) -> None:
-        """A blank carries the host's mounts as they were when it was made. Busy hosts mount often: wait for a quiet moment."""
-        self._drop_pool()
+        self._stock.forget()
         self._ladder.forget()
-        self._stale_at = time.monotonic() + 0.2
 
     def _check_mounts(self) -> None:
         watcher = select.poll()
@@ -284,7 +238,6 @@ class Launcher:
         pid = os.fork()
         if pid == 0:
             self._become_front(connection.sock, message, fds)
-        self._children.add(pid)
         self._poll.unregister(connection.sock.fileno())
         del self._connections[connection.sock.fileno()]
         connection.sock.close()
@@ -320,14 +273,21 @@ class Launcher:
                 sock.send(b"exit %d" % code)
             os._exit(code & 0xFF)
 
+    def close(self) -> None:
+        """Nothing that was made ahead of time stays."""
+        self._stock.empty()
+        trash.empty(self._state.room("trash"))
+
     def _leave(self) -> NoReturn:
-        self._drop_pool()
         raise SystemExit(0)
 
 
 def _plain(detail: dict[str, object]) -> dict[str, object]:
     """Only what can travel."""
-    return {key: value if isinstance(value, (str, int, float, bool, list, dict, type(None))) else str(value) for key, value in detail.items()}
+    return {
+        key: value if isinstance(value, (str, int, float, bool, list, dict, type(None))) else str(value)
+        for key, value in detail.items()
+    }
 
 
 def _start_sweeper(state: State, listener: socket.socket) -> int:
@@ -380,8 +340,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     try:
         launcher.run()
     finally:
+        launcher.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place)
     return 0
-
-

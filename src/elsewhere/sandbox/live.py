@@ -13,6 +13,7 @@ from elsewhere.sandbox import contents, environment, record
 from elsewhere.sandbox.commands import Spec
 from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.environment import Environment
+from elsewhere.sandbox.identity import Identity
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
 from elsewhere.settings import Settings
@@ -25,12 +26,12 @@ __all__ = ["Live", "create"]
 class Live:
     """Made by `create`, alive until `settle` (the directory stays) or `remove` (it goes)."""
 
-    def __init__(self, engine: Engine, sandbox_id: str, control: socket.socket, project_path: str, memory_fd: int) -> None:
+    def __init__(self, engine: Engine, made: Record, control: socket.socket, project_path: str, memory_fd: int) -> None:
         self.engine = engine
-        self.id = sandbox_id
+        self.id = made.id
         self.control = control
         self.project_path = project_path
-        self.record = record.load(engine.state, sandbox_id)
+        self.record = made
         self._memory_fd = memory_fd
         self._open = True
 
@@ -54,7 +55,12 @@ class Live:
         return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, last=last)
 
     def environment(
-        self, asked: Iterable[tuple[str, str | None]], settings: Iterable[tuple[Settings, bool]], directory: str, *, caller: Mapping[str, str]
+        self,
+        asked: Iterable[tuple[str, str | None]],
+        settings: Iterable[tuple[Settings, bool]],
+        directory: str,
+        *,
+        caller: Mapping[str, str],
     ) -> Environment:
         passed: list[str] = []
         for source, trusted in settings:
@@ -66,16 +72,8 @@ class Live:
                         hint=f"if you mean it, pass it yourself: --env {name}",
                     )
                 passed.append(name)
-        names = self.record.identity
         identity = {
-            "COMPOSE_PROJECT_NAME": names["compose_project_name"],
-            "ELSEWHERE_SANDBOX_BASE_SHA": names["base_sha"],
-            "ELSEWHERE_SANDBOX_ID": self.id,
-            "ELSEWHERE_SANDBOX_MODE": "minimal",
-            "ELSEWHERE_SANDBOX_REQUEST_ID": names["request"],
-            "ELSEWHERE_SANDBOX_SLUG": names["slug"],
-            "ELSEWHERE_SANDBOX_STORY_ID": names["story"],
-            "ELSEWHERE_SANDBOX_WORKFLOW_ID": names["workflow"],
+            **Identity(**self.record.identity).variables(),
             "ELSEWHERE_SANDBOX_EXECUTION": "true",
             "ELSEWHERE_SANDBOX_REPO_ROOT": self.project_path,
             "ELSEWHERE_SANDBOX_REQUESTED_CWD": directory,
@@ -104,7 +102,7 @@ class Live:
             # Left by overlay as a warning that nothing was synced; it would refuse the next mount.
             shutil.rmtree(f"{self.state.sandbox(self.id)}/work/{layer['number']}/work/incompat", ignore_errors=True)
         self.record.state, self.record.ended_at = "stopped", wall()
-        record.save(self.state, self.record)
+        record.save(self.record, self.state.sandbox(self.id))
 
     def remove(self) -> None:
         """End everything that runs and throw the rest away. Twice is once."""
@@ -143,12 +141,15 @@ def create(
         "left_out": left_out or [],
         "rungs": rungs,
     }
-    (_, sandbox_id, project_path, _), fds = engine.ask("create", request)
-    return Live(engine, sandbox_id, socket.socket(fileno=fds[0]), project_path, fds[1] if len(fds) > 1 else -1)
+    (_, made, project_path), fds = engine.ask("create", request)
+    return Live(engine, Record(**made), socket.socket(fileno=fds[0]), project_path, fds[1] if len(fds) > 1 else -1)
 
 
 def _umask() -> int:
     """Without setting it, since that would be a race in a threaded program."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+    with (
+        contextlib.suppress(OSError, StopIteration),
+        open("/proc/self/status", encoding="ascii", errors="replace") as status,
+    ):
         return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
     return 0o022

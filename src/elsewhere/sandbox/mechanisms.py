@@ -21,14 +21,15 @@ from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import landlock, seccomp
-from elsewhere.sandbox import builder, seeds, view
+from elsewhere.sandbox import builder, hidden, record, seeds, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed, Fuse
+from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
-from elsewhere.sandbox.view import FIRST_ID, Host, View
+from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import copying
 from elsewhere.storage.state import State
 
-__all__ = ["LADDER", "Mechanism", "Raised", "ladder", "raise_sandbox"]
+__all__ = ["LADDER", "Mechanism", "Raised", "Raising", "begin", "ladder", "raise_sandbox", "take_after", "unavailable"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MEMORY_CAP = 1 << 30
@@ -65,11 +66,14 @@ def ladder() -> tuple[Mechanism, ...]:
 
 @dataclass(slots=True)
 class Raised:
-    """A sandbox that stands: its keeper waits for commands."""
+    """A sandbox that stands: its keeper waits for commands and holds the lock of its directory. When `last` is reaped, nothing of
+    it runs any more."""
 
     mechanism: Mechanism
+    directory: str
     control: socket.socket
     keeper: int
+    last: int
     view: View
     project_path: str
     weaker: dict[str, str]
@@ -77,40 +81,94 @@ class Raised:
     copied: str = ""
 
 
+@dataclass(slots=True)
+class Raising:
+    """A sandbox under construction, by a builder that works on its own; `finish` waits for it."""
+
+    mechanism: Mechanism
+    directory: str
+    blank: Blank
+    view: View
+    project_path: str
+
+    def finish(self) -> Raised:
+        try:
+            weaker, memory_fd = self.blank.built()
+        except BuildFailed as failure:
+            self.blank.discard()
+            _raise_if_full(failure.errno, str(failure), failure.step)
+            raise
+        last = self.blank.builder if self.mechanism.fuse else self.blank.keeper
+        return Raised(
+            self.mechanism,
+            self.directory,
+            self.blank.control,
+            self.blank.keeper,
+            last,
+            self.view,
+            self.project_path,
+            weaker,
+            memory_fd,
+        )
+
+
 BlankSource = Callable[[Mechanism], Blank]
 
 
 def raise_sandbox(mechanism: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raised:
-    """Fill `directory` and bring the sandbox up in it by one mechanism. BuildFailed says that this rung does not stand here."""
-    try:
-        if mechanism.copy:
+    """Fill the new directory and bring the sandbox up in it by one mechanism. BuildFailed: this rung does not stand here."""
+    if mechanism.copy:
+        try:
             return _copied(mechanism, host, project, directory)
+        except OSError as error:
+            raise _as_build_failure(error) from error
+    return begin(mechanism, host, project, state, directory, take).finish()
+
+
+def begin(mechanism: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raising:
+    """Everything but waiting for the builder."""
+    try:
         drawn = view.draw(
-            host, project, whole_machine=mechanism.whole_machine, redirects=not mechanism.memory, overlay=not mechanism.fuse
+            host,
+            project,
+            whole_machine=mechanism.whole_machine,
+            redirects=not mechanism.memory,
+            overlay=not mechanism.fuse,
         )
         _make_directories(drawn, directory, whole_machine=mechanism.whole_machine)
-        if mechanism.fuse:
-            blank = _fuse_blank(drawn, state, directory)
-        else:
-            blank = take(mechanism)
-        try:
-            weaker, memory_fd = blank.build(drawn.plan, directory, memory=mechanism.memory)
-        except BuildFailed:
-            blank.discard()
-            raise
-        return Raised(mechanism, blank.control, blank.keeper, drawn, project.path, weaker, memory_fd)
+        blank = _fuse_blank(drawn, state, directory) if mechanism.fuse else take(mechanism)
+    except OSError as error:
+        raise _as_build_failure(error) from error
+    try:
+        _hold_lock(directory, blank.control)
+        blank.order(drawn.plan, directory, memory=mechanism.memory)
     except BuildFailed as failure:
+        blank.discard()
         _raise_if_full(failure.errno, str(failure), failure.step)
         raise
-    except OSError as error:
-        _raise_if_full(error.errno, str(error), "directories")
-        raise BuildFailed("directories", error.errno or 0, str(error)) from error
+    return Raising(mechanism, directory, blank, drawn, project.path)
+
+
+def _hold_lock(directory: str, control: socket.socket) -> None:
+    """The keeper holds the lock from here on, for as long as it lives."""
+    lock = record.hold_lock(directory)
+    try:
+        wire.send(control, ("hold",), [lock])
+    finally:
+        os.close(lock)
+
+
+def _as_build_failure(error: OSError) -> BuildFailed:
+    _raise_if_full(error.errno, str(error), "directories")
+    return BuildFailed("directories", error.errno or 0, str(error))
 
 
 def _raise_if_full(number: int | None, text: str, step: str) -> None:
     # Too many user namespaces is ENOSPC as well; there it means that the rung is closed.
     if number in _FULL and step not in ("namespaces", "user namespace", "process namespace"):
-        raise StateError("no_room", f"the sandbox could not be made: {text}", hint="free some space or raise the limit that is named")
+        raise StateError(
+            "no_room", f"the sandbox could not be made: {text}", hint="free some space or raise the limit that is named"
+        )
 
 
 def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
@@ -132,7 +190,7 @@ def _make_directories(drawn: View, directory: str, *, whole_machine: bool) -> No
     for layer in drawn.layers:
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
-            _take_after(layer.lower, upper, shift)
+            take_after(layer.lower, upper, shift)
             if whole_machine and layer.at == "/":
                 seeds.sow(upper)
         work = f"{directory}/work/{layer.number}"
@@ -154,7 +212,7 @@ def _made(path: str) -> bool:
     return True
 
 
-def _take_after(lower: str, upper: str, shift: int) -> None:
+def take_after(lower: str, upper: str, shift: int) -> None:
     found = os.stat(lower)
     if os.geteuid() == 0 and (shift or found.st_uid or found.st_gid):
         os.chown(upper, shift + found.st_uid, shift + found.st_gid)
@@ -174,13 +232,16 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
     for private in ("tmp", "home"):
         os.mkdir(os.path.join(directory, private), 0o700)
         places.append(os.path.join(directory, private))
-    hidden = view.hidden_places(host.home, (project.path,), host.state)
-    rules = [(path, landlock.READ) for path in _readable_but(hidden)]
+    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state)
+    rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
     rules += [(path, landlock.WRITE) for path in places]
-    rules += [(f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")]
+    rules += [
+        (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
+    ]
     keeper, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
-    nothing = View(view.empty_plan(), (), tuple(hidden))
-    return Raised(mechanism, control, keeper, nothing, target, {}, copied=copied.strategy)
+    _hold_lock(directory, control)
+    nothing = View(view.empty_plan(), (), tuple(places_hidden))
+    return Raised(mechanism, directory, control, keeper, keeper, nothing, target, {}, copied=copied.strategy)
 
 
 def _readable_but(hidden: list[str]) -> list[str]:

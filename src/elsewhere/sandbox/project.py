@@ -32,12 +32,18 @@ def find(start: str, home: str, *, chosen: bool = False) -> Project:
         path = os.path.realpath(start, strict=True)
         found = os.stat(path)
     except FileNotFoundError:
-        raise NotFound("project_not_found", f"the project {start!r} does not exist", hint="name a directory with --project") from None
+        raise NotFound(
+            "project_not_found", f"the project {start!r} does not exist", hint="name a directory with --project"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise NotFound("project_unreachable", f"the project {start!r} cannot be reached: {reason}") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError("project_not_directory", f"the project {start!r} is not a directory", hint="name the directory that contains it")
+        raise UsageError(
+            "project_not_directory",
+            f"the project {start!r} is not a directory",
+            hint="name the directory that contains it",
+        )
     top = path if chosen else _top(path, os.path.realpath(home))
     _check(top, os.path.realpath(home))
     git = _git_directory(top)
@@ -62,11 +68,23 @@ def _top(path: str, home: str) -> str:
 
 def _check(path: str, home: str) -> None:
     if path == "/":
-        raise Refused("project_is_root", "the whole machine cannot be the project", hint="change to the directory that you work in, or name it with --project")
+        raise Refused(
+            "project_is_root",
+            "the whole machine cannot be the project",
+            hint="change to the directory that you work in, or name it with --project",
+        )
     if path == home:
-        raise Refused("project_is_home", f"the home directory {home!r} itself cannot be the project", hint="change to a directory below it, or name one with --project")
+        raise Refused(
+            "project_is_home",
+            f"the home directory {home!r} itself cannot be the project",
+            hint="change to a directory below it, or name one with --project",
+        )
     if not os.access(path, os.R_OK | os.X_OK):
-        raise Refused("project_unreadable", f"the project {path!r} cannot be read by uid {os.geteuid()}", hint=f"check its owner and mode: ls -ld {path}")
+        raise Refused(
+            "project_unreadable",
+            f"the project {path!r} cannot be read by uid {os.geteuid()}",
+            hint=f"check its owner and mode: ls -ld {path}",
+        )
 
 
 def _read(path: str, limit: int = 4096) -> str | None:

@@ -1,7 +1,7 @@
 """sandbox.json: a sandbox's own truth, written aside and renamed, read back by whoever asks.
 
-The state that it names is what was last written; whether a keeper still lives is asked of the lock beside it, which a keeper holds
-for as long as it does.
+The state that it names is what was last written; whether a keeper still lives is asked of the lock beside it, which a keeper
+holds for as long as it does.
 
     creating ─► running ─► stopped ─► (removed: no directory, no record)
                    └─ keeper gone, nobody wrote: read as stopped, `lost`
@@ -11,13 +11,13 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Record", "find", "hold_lock", "is_alive", "load", "load_all", "save"]
+__all__ = ["Record", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save"]
 
 _FILE = "sandbox.json"
 
@@ -41,9 +41,12 @@ class Record:
     version: str = ""
 
 
-def save(state: State, record: Record) -> None:
-    content = json.dumps(asdict(record), separators=(",", ":"))
-    write_aside(os.path.join(state.sandbox(record.id), _FILE), content.encode())
+_FIELDS = tuple(item.name for item in fields(Record))
+
+
+def save(record: Record, directory: str) -> None:
+    content = json.dumps({name: getattr(record, name) for name in _FIELDS}, separators=(",", ":"))
+    write_aside(os.path.join(directory, _FILE), content.encode())
 
 
 def load(state: State, sandbox_id: str) -> Record:
@@ -51,12 +54,13 @@ def load(state: State, sandbox_id: str) -> Record:
     try:
         with open(path, "rb") as stream:
             document = json.load(stream)
-        known = {item.name for item in fields(Record)}
-        record = Record(**{key: value for key, value in document.items() if key in known})
+        record = Record(**{key: value for key, value in document.items() if key in _FIELDS})
     except FileNotFoundError:
         raise NotFound("sandbox_not_found", f"there is no sandbox {sandbox_id!r}", hint="elsewhere list shows them") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise Broken("sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm {sandbox_id}") from error
+        raise Broken(
+            "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm {sandbox_id}"
+        ) from error
     if record.state in ("creating", "running") and not is_alive(state, sandbox_id):
         record.state, record.lost = "stopped", True
     return record
@@ -104,14 +108,21 @@ def hold_lock(directory: str) -> int:
     except BlockingIOError:
         os.close(fd)
         raise InUse(
-            "sandbox_in_use", f"the sandbox {os.path.basename(directory)!r} is running already", hint="end it first: elsewhere list shows it"
+            "sandbox_in_use",
+            f"the sandbox {os.path.basename(directory)!r} is running already",
+            hint="end it first: elsewhere list shows it",
         ) from None
     return fd
 
 
 def is_alive(state: State, sandbox_id: str) -> bool:
+    return is_held(state.sandbox(sandbox_id))
+
+
+def is_held(directory: str) -> bool:
+    """Whether a keeper lives in this directory."""
     with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(state.sandbox(sandbox_id), "lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(os.path.join(directory, "lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

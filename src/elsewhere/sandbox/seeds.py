@@ -8,17 +8,17 @@ import contextlib
 import os
 import stat
 
-from elsewhere.sandbox.view import FIRST_ID
+from elsewhere.sandbox.ids import FIRST_ID
 
-__all__ = ["pristine", "sow"]
+__all__ = ["ACCOUNTS", "pristine", "sow"]
 
-_ACCOUNTS = ("/etc/shadow", "/etc/gshadow", "/etc/shadow-", "/etc/gshadow-")
+ACCOUNTS = ("/etc/shadow", "/etc/gshadow", "/etc/shadow-", "/etc/gshadow-")
 
 
 def pristine() -> dict[str, bytes]:
     """What the seeded files contain, by their paths."""
     found = {}
-    for path in _ACCOUNTS:
+    for path in ACCOUNTS:
         with contextlib.suppress(OSError), open(path, "rb") as stream:
             found[path] = b"".join(_locked(line) for line in stream)
     return found

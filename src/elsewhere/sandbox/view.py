@@ -25,24 +25,51 @@ from dataclasses import dataclass
 from elsewhere.linux import mountinfo
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mountinfo import Mount
-from elsewhere.linux.mounts import Absent, Clone, Cover, Devices, Directory, Fresh, Handed, Operation, Overlay, Own, Plan
-from elsewhere.sandbox.hidden import hidden_places as hidden_places
+from elsewhere.linux.mounts import (
+    Absent,
+    Clone,
+    Cover,
+    Devices,
+    Directory,
+    Fresh,
+    Handed,
+    Operation,
+    Overlay,
+    Own,
+    Plan,
+)
+from elsewhere.sandbox import hidden, seeds
+from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
 
-__all__ = ["FIRST_ID", "ID_COUNT", "USER_ROOT", "Host", "Layer", "View", "draw", "empty_plan", "hidden_places", "standing"]
-
-# All sandboxes of root map to this one range, so that layers can be shared without rewriting owners. It holds every id below
-# 2^30 less a million; the million above it gives each sandbox a creator of its own (see `builder.py`).
-FIRST_ID = 1 << 30
-ID_COUNT = (1 << 30) - (1 << 20)
+__all__ = [
+    "USER_ROOT",
+    "Host",
+    "Layer",
+    "View",
+    "draw",
+    "empty_plan",
+    "fingerprint",
+    "standing",
+]
 
 _REPLACED = ("/proc", "/sys", "/dev", "/run", "/tmp")
-_NETWORK = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ncpfs ocfs2 gfs2 coda drvfs virtiofs davfs".split())
+_NETWORK = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ocfs2 gfs2 coda drvfs virtiofs davfs".split())
 _KERNELS_OWN = frozenset(
     """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
     hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
 )
-_PROC_MASKED = ("kcore", "keys", "key-users", "kallsyms", "timer_list", "sysrq-trigger", "kmsg", "sched_debug", "latency_stats")
+_PROC_MASKED = (
+    "kcore",
+    "keys",
+    "key-users",
+    "kallsyms",
+    "timer_list",
+    "sysrq-trigger",
+    "kmsg",
+    "sched_debug",
+    "latency_stats",
+)
 _PROC_MASKED_DIRECTORIES = ("acpi", "scsi")
 _SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug")
 _SHM_SIZE = "50%"
@@ -99,7 +126,12 @@ def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
         operations += [Cover(f"/sys/{name}", directory=True) for name in _SYS_MASKED_DIRECTORIES]
     operations += [
         Devices("/dev", owner),
-        Fresh("/dev/pts", "devpts", (("ptmxmode", "0666"), ("mode", "0620"), *tty_group), sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC),
+        Fresh(
+            "/dev/pts",
+            "devpts",
+            (("ptmxmode", "0666"), ("mode", "0620"), *tty_group),
+            sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC,
+        ),
         Fresh("/dev/shm", "tmpfs", (("mode", "1777"), ("size", _SHM_SIZE), *ids), quiet),
         Fresh("/dev/mqueue", "mqueue", (), quiet | sys_.MOUNT_ATTR_NOEXEC),
         _run(ids, quiet),
@@ -108,7 +140,7 @@ def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
 
 
 def _run(ids: tuple[tuple[str, str], ...], attributes: int) -> Fresh:
-    """A fresh /run with the few things that programs look for there: lock, the links at its top, and what resolv.conf leads to."""
+    """A fresh /run with what programs look for there: lock, the links at its top, and what resolv.conf leads to."""
     links, files, directories = [], [], [("lock", 0o1777)]
     with contextlib.suppress(OSError), os.scandir("/run") as entries:
         links = [(entry.name, os.readlink(entry.path)) for entry in entries if entry.is_symlink()]
@@ -117,7 +149,15 @@ def _run(ids: tuple[tuple[str, str], ...], attributes: int) -> Fresh:
         with contextlib.suppress(OSError), open(resolver, "rb") as stream:
             files.append((resolver[len("/run/") :], stream.read(1 << 16)))
             directories.append((os.path.dirname(files[0][0]), 0o755))
-    return Fresh("/run", "tmpfs", (("mode", "755"), ("size", "25%"), *ids), attributes, tuple(directories), tuple(links), tuple(files))
+    return Fresh(
+        "/run",
+        "tmpfs",
+        (("mode", "755"), ("size", "25%"), *ids),
+        attributes,
+        tuple(directories),
+        tuple(links),
+        tuple(files),
+    )
 
 
 class _Drawing:
@@ -153,7 +193,11 @@ class _Drawing:
     def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
         """What becomes of one mount of the host in the machine plan."""
         if _replaced(mount.target) and not any(_within(mount.target, island) for island in islands):
-            return None if mount.target in _REPLACED or mount.target.startswith("/dev/") else Absent(mount.target, "its directory is fresh")
+            return (
+                None
+                if mount.target in _REPLACED or mount.target.startswith("/dev/")
+                else Absent(mount.target, "its directory is fresh")
+            )
         if mount.kind == "autofs":
             return Absent(mount.target, "autofs, not to be triggered")
         if mount.kind in _KERNELS_OWN:
@@ -194,7 +238,7 @@ class _Drawing:
                 operations += self._stepping_stones(place) if not _within(place, "/var/tmp") else self._var_tmp_stones(place)
             operations += [self._over(path, path) for path in self._free_of_mounts(place)]
         operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
-        operations += [Cover(path, directory=False) for path in self._sockets()]
+        operations += [Cover(path, directory=False) for path in _sockets((*_REPLACED, "/var/tmp", *self._places))]
         return self._finished(USER_ROOT, operations, standing(whole_machine=False))
 
     def _var_tmp_stones(self, place: str) -> list[Operation]:
@@ -211,24 +255,6 @@ class _Drawing:
                 if entry.path not in below and entry.is_dir(follow_symlinks=False):
                     found += self._free_of_mounts(entry.path)
         return sorted(found)
-
-    def _sockets(self) -> list[str]:
-        """Sockets of the host that a read-only mount would still let a command connect to."""
-        paths = set()
-        with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as table:
-            for line in table:
-                words = line.rstrip(b"\n").split(b" ", 7)
-                if len(words) == 8 and words[7].lstrip().startswith(b"/"):
-                    paths.add(os.fsdecode(words[7].lstrip()))
-        covered = (*_REPLACED, "/var/tmp", *self._places)
-        visible = []
-        for path in paths:
-            real = os.path.realpath(path)
-            if not any(_within(real, place) for place in covered):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISSOCK(os.lstat(real).st_mode):
-                        visible.append(real)
-        return sorted(set(visible))
 
     # -- both ---------------------------------------------------------------------------------------------------------------
 
@@ -250,9 +276,50 @@ class _Drawing:
         )
 
     def _finished(self, root: Operation, operations: list[Operation], always: tuple[Operation, ...]) -> View:
-        hidden = hidden_places(self._host.home, self._shown, self._host.state)
-        covers = [Cover(path, directory=os.path.isdir(path)) for path in hidden]
-        return View(Plan(always, root, (*operations, *covers)), tuple(self._layers), tuple(hidden))
+        places = hidden.hidden_places(self._host.home, self._shown, self._host.state)
+        covers = [Cover(path, directory=os.path.isdir(path)) for path in places]
+        return View(Plan(always, root, (*operations, *covers)), tuple(self._layers), tuple(places))
+
+
+def _sockets(unreachable: tuple[str, ...]) -> list[str]:
+    """Sockets of the host that a read-only mount would still let a command connect to."""
+    paths = set()
+    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as table:
+        for line in table:
+            words = line.rstrip(b"\n").split(b" ", 7)
+            if len(words) == 8 and words[7].lstrip().startswith(b"/"):
+                paths.add(os.path.realpath(os.fsdecode(words[7].lstrip())))
+    visible = []
+    for path in paths:
+        if not any(_within(path, place) for place in unreachable):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    visible.append(path)
+    return sorted(visible)
+
+
+def fingerprint(host: Host, project: Project, *, whole_machine: bool) -> tuple[object, ...]:
+    """Changes whenever a view drawn earlier would not be drawn like that any more; mounts are watched separately."""
+    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home)]
+    seen += [_stamp(path) for path in (*seeds.ACCOUNTS, "/etc/resolv.conf", os.path.realpath("/etc/resolv.conf"))]
+    for path in (project.path, project.git, host.home, "/"):
+        found = None if path is None else _stat(path)
+        seen.append(found and (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid))
+    if not whole_machine:
+        seen += _sockets((*_REPLACED, "/var/tmp", project.path, host.home))
+    return tuple(seen)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    found = _stat(path)
+    return found and (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def _within(path: str, place: str) -> bool:

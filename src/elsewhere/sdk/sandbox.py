@@ -55,7 +55,11 @@ class Sandbox:
 
     @classmethod
     def create(
-        cls, project: str | os.PathLike[str] = ".", *, base: Literal["live"] = "live", on_exit: Literal["discard", "keep"] = "discard"
+        cls,
+        project: str | os.PathLike[str] = ".",
+        *,
+        base: Literal["live"] = "live",
+        on_exit: Literal["discard", "keep"] = "discard",
     ) -> "Sandbox":
         """A sandbox of `project` and the machine around it, ready for commands."""
         if on_exit not in ("discard", "keep"):
@@ -87,7 +91,7 @@ class Sandbox:
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: str | float | None = None,
-        input: str | bytes | None = None,
+        input: str | bytes | None = None,  # noqa: A002  (as in subprocess)
     ) -> CommandResult:
         """Run a command and wait for its end. A string goes to `/bin/sh -c`; a sequence is executed as it is. What the command
         leaves in the background lives until the sandbox ends."""

@@ -38,7 +38,9 @@ class Copied:
         return "reflink" if self.files and self.shared == self.files else "copy"
 
 
-def copy_tree(source: str, target: str, *, leave_out: frozenset[str] = frozenset(), tell: Callable[[Copied], None] | None = None) -> Copied:
+def copy_tree(
+    source: str, target: str, *, leave_out: frozenset[str] = frozenset(), tell: Callable[[Copied], None] | None = None
+) -> Copied:
     """Copy `source` to the new directory `target`. `leave_out` holds absolute paths below `source` that are not copied; what
     cannot be read is left out and named in the result."""
     copied = Copied(tell)
@@ -48,7 +50,9 @@ def copy_tree(source: str, target: str, *, leave_out: frozenset[str] = frozenset
     return copied
 
 
-def _copy_directory(source: str, target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]) -> None:
+def _copy_directory(
+    source: str, target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]
+) -> None:
     with os.scandir(source) as entries:
         children = list(entries)
     for entry in children:
@@ -65,7 +69,9 @@ def _copy_directory(source: str, target: str, leave_out: frozenset[str], copied:
     copy_attributes(source, target, os.lstat(source))
 
 
-def _copy_entry(entry: "os.DirEntry[str]", target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]) -> None:
+def _copy_entry(
+    entry: "os.DirEntry[str]", target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]
+) -> None:
     found = entry.stat(follow_symlinks=False)
     kind = stat.S_IFMT(found.st_mode)
     if kind == stat.S_IFDIR:

@@ -54,7 +54,7 @@ def _remove_directory(parent: int, name: str) -> None:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except PermissionError:
-        # A directory that its owner closed: ours to open, since it lies in our trash. By way of O_PATH, so that no link is followed.
+        # Closed by its owner, but ours to open, since it lies in our trash. By way of O_PATH: no link is followed.
         handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             os.chmod(f"/proc/self/fd/{handle}", 0o700)

@@ -1,0 +1,179 @@
+"""The stock: what is made ahead of time, so that creating a sandbox costs little more than handing one out.
+
+    blanks   a builder and a keeper each, waiting for any project
+    raised   sandboxes that stand already, for the project that was asked for last; their directories are in spare/
+
+A live sandbox looks through at reality, so one that was raised a minute ago shows the same as one raised now, as long as what its
+mounts depend on stayed the same: the host's mounts (`forget` is called when they change) and the view's fingerprint (compared
+at every use).
+"""
+
+import errno
+import itertools
+import os
+import time
+from dataclasses import dataclass
+
+from elsewhere.linux import seccomp
+from elsewhere.sandbox import builder, mechanisms, view
+from elsewhere.sandbox.builder import Blank, BuildFailed
+from elsewhere.sandbox.mechanisms import Mechanism, Raised, Raising
+from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.view import Host
+from elsewhere.storage import trash
+from elsewhere.storage.state import State
+
+__all__ = ["Stock"]
+
+_BLANKS = 2
+_RAISED = 3
+_QUIET_S = 0.004
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the next sandbox will probably be."""
+
+    mechanism: Mechanism
+    host: Host
+    project: Project
+    fingerprint: tuple[object, ...]
+
+
+class Stock:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._filter = seccomp.program()
+        self._names = itertools.count()
+        self._blanks: list[Blank] = []
+        self._raised: list[tuple[_Wish, Raising]] = []
+        self._whole_machine: bool | None = None
+        self._wish: _Wish | None = None
+        self._not_before = 0.0
+
+    def raise_sandbox(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+        """A sandbox in a directory of its own in spare/: from stock if one fits, else made now."""
+        if not mechanism.pooled:
+            return self._make(mechanism, host, project)
+        now = view.fingerprint(host, project, whole_machine=mechanism.whole_machine)
+        wish = _Wish(mechanism, host, project, now)
+        self._wish = wish
+        self._rest()
+        while self._raised:
+            made_for, raising = self._raised.pop(0)
+            if made_for == wish:
+                try:
+                    return self._refresh(raising.finish())
+                except BuildFailed:
+                    trash.discard(raising.directory, self._state.room("trash"))
+            else:
+                self._throw_away(raising)
+        return self._make(mechanism, host, project)
+
+    def _make(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+        directory = self._directory()
+        try:
+            return mechanisms.raise_sandbox(mechanism, host, project, self._state, directory, self._take)
+        except BaseException:
+            trash.discard(directory, self._state.room("trash"))
+            raise
+
+    def _refresh(self, raised: Raised) -> Raised:
+        """What an upper's root took from reality may have grown older in the meantime."""
+        for layer in raised.view.layers:
+            found = os.stat(layer.lower)
+            os.utime(f"{raised.directory}/upper/{layer.number}", ns=(found.st_atime_ns, found.st_mtime_ns))
+        return raised
+
+    def _directory(self) -> str:
+        directory = os.path.join(self._state.room("spare"), f"{os.getpid()}-{next(self._names)}")
+        os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+        return directory
+
+    def _take(self, mechanism: Mechanism) -> Blank:
+        if mechanism.whole_machine != self._whole_machine:
+            self._drop_blanks()
+            self._whole_machine = mechanism.whole_machine
+        blank = self._blanks.pop(0) if self._blanks else self._make_blank(mechanism.whole_machine)
+        try:
+            blank.ready()
+        except BuildFailed:
+            blank.discard()
+            self._whole_machine = None
+            raise
+        return blank
+
+    def _make_blank(self, whole_machine: bool) -> Blank:
+        standing = view.standing(whole_machine=whole_machine)
+        return builder.blank(standing, self._state.path, whole_machine=whole_machine, filter_program=self._filter)
+
+    # -- ahead of time ----------------------------------------------------------------------------------------------------------
+
+    def waiting_time(self) -> float | None:
+        """Seconds until there is something to make; None: nothing is wanted."""
+        if not self._wants_blank() and not self._wants_raised():
+            return None
+        return max(0.0, self._not_before - time.monotonic())
+
+    def work(self) -> None:
+        """One step, when the time has come: cheap for us, since builders work on their own."""
+        if self.waiting_time() != 0.0:
+            return
+        try:
+            if self._wants_raised() and self._blanks and self._blanks[0].is_ready():
+                self._raise_ahead()
+            elif self._wants_blank():
+                assert self._whole_machine is not None
+                self._blanks.append(self._make_blank(self._whole_machine))
+            else:
+                self._not_before = time.monotonic() + 0.002  # the blank for it is about to be ready
+        except OSError as error:
+            if error.errno not in _SHORT:
+                raise
+            self._not_before = time.monotonic() + 1.0
+
+    def _raise_ahead(self) -> None:
+        wish = self._wish
+        assert wish is not None
+        directory = self._directory()
+        try:
+            raising = mechanisms.begin(wish.mechanism, wish.host, wish.project, self._state, directory, self._take)
+        except Exception:
+            # Whoever asks next gets to see why.
+            trash.discard(directory, self._state.room("trash"))
+            self._wish = None
+            return
+        self._raised.append((wish, raising))
+
+    def _wants_blank(self) -> bool:
+        return self._whole_machine is not None and len(self._blanks) < _BLANKS
+
+    def _wants_raised(self) -> bool:
+        return self._wish is not None and len(self._raised) < _RAISED
+
+    def _rest(self) -> None:
+        """Whoever was just served is about to run something: leave them the processor, unless the stock is empty."""
+        self._not_before = time.monotonic() + (_QUIET_S if self._raised else 0.0)
+
+    # -- away with it -----------------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """The host's mounts changed, and all in stock has the old ones. Busy hosts mount often: wait for a quiet moment."""
+        self.empty()
+        self._not_before = time.monotonic() + 0.2
+
+    def empty(self) -> None:
+        self._drop_blanks()
+        for _, raising in self._raised:
+            self._throw_away(raising)
+        self._raised.clear()
+
+    def _drop_blanks(self) -> None:
+        for blank in self._blanks:
+            blank.discard()
+        self._blanks.clear()
+
+    def _throw_away(self, raising: Raising) -> None:
+        raising.blank.discard()
+        trash.discard(raising.directory, self._state.room("trash"))

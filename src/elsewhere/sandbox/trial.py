@@ -1,0 +1,60 @@
+"""Trying one rung of the ladder from end to end: a sandbox is made by it, a command runs in it, everything is taken down again.
+
+For `doctor`, which must be right about each rung; in a child process of its own (see `linux/probe.py`), since it forks.
+"""
+
+import contextlib
+import os
+import signal
+
+from elsewhere.linux import seccomp, syscalls
+from elsewhere.sandbox import builder, commands, mechanisms, view
+from elsewhere.sandbox.builder import Blank
+from elsewhere.sandbox.commands import Spec
+from elsewhere.sandbox.mechanisms import Mechanism
+from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.view import Host
+from elsewhere.storage import trash
+from elsewhere.storage.state import State
+
+__all__ = ["try_rung"]
+
+
+def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) -> str:
+    """What was enforced, in a few words; raises what the rung raised."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    directory = os.path.join(state.room("spare"), f"trial-{os.getpid()}")
+    os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+
+    def take(rung: Mechanism) -> Blank:
+        standing = view.standing(whole_machine=rung.whole_machine)
+        return builder.blank(standing, state.path, whole_machine=rung.whole_machine, filter_program=seccomp.program())
+
+    try:
+        raised = mechanisms.raise_sandbox(mechanism, Host.look(home, state.path), project, state, directory, take)
+        with raised.control:
+            spec = Spec(["true"], {"PATH": os.defpath}, raised.project_path, last=True)
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            outcome = commands.attached(raised.control, spec, (null, null, null))
+        if outcome.exit_code:
+            raise OSError(0, f"true ended with {outcome.exit_code} in it")
+        return _words(mechanism)
+    finally:
+        _reap()
+        trash.remove_tree(directory)
+
+
+def _words(mechanism: Mechanism) -> str:
+    if mechanism.copy:
+        return "a copy of the project, the rest read-only"
+    files = "the whole machine" if mechanism.whole_machine else "home and project"
+    return f"{files}, copy on write" + (f", at most {mechanism.memory >> 20} MiB in memory" if mechanism.memory else "")
+
+
+def _reap() -> None:
+    """Everything that the trial started ends with it."""
+    signal.alarm(2)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    signal.alarm(0)
