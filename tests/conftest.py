@@ -4,9 +4,11 @@
 person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -248,6 +250,10 @@ def make_person(kind: str, library: Path) -> Person:
 def dismiss(person: Person) -> None:
     """Nothing may be left: no process, no mount, no directory that cannot be removed."""
     person.stop_launcher()
+    for pid, words in person.processes():
+        if "elsewhere.cli.launch" in words:  # one that was started in other namespaces cannot be reached from here
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
     left = [] if eventually(lambda: not person.processes(), 5) else person.processes()
     for pid, _ in left:
         os.kill(pid, 9)

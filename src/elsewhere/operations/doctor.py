@@ -217,7 +217,7 @@ def _surroundings(state: State | None) -> list[Check]:
             Check(
                 "renaming directories",
                 "degraded",
-                "a user's overlay cannot rename a directory that exists in reality (git mv DIR fails; files and new ones are fine)",
+                "a user's overlay cannot rename a directory that exists in reality (git mv DIR fails; files are fine)",
                 "mv copies instead and works; root's sandboxes do not have this limit",
             )
         )

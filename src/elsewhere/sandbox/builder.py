@@ -169,6 +169,8 @@ def _builder(
         if fuse is not None:
             step = "fuse-overlayfs"
             daemons = _start_fuse(fuse, bench)
+            # They look files up by path, so they stay behind in a mount namespace whose root does not move.
+            sys_.unshare(sys_.CLONE_NEWNS)
         step = "process namespace"
         sys_.unshare(sys_.CLONE_NEWPID)
         ours, theirs = wire.pair()
@@ -370,12 +372,12 @@ def _start_fuse(fuse: Fuse, bench: Bench) -> list[subprocess.Popen[bytes]]:
             time.sleep(0.001)
         for fd in parts.values():
             os.close(fd)
-        bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, 0)
+        bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, sys_.OPEN_TREE_CLONE)
     return daemons
 
 
 def _outlive(keeper: int, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """The programs that serve the sandbox's files live in its mount namespace and so keep it alive: end them with the keeper."""
+    """The programs that serve the sandbox's files hold the mounts that they serve, and so never end by themselves."""
     os.waitpid(keeper, 0)
     for daemon in daemons:
         daemon.kill()

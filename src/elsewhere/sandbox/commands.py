@@ -1,8 +1,8 @@
 """Running a command in a sandbox, seen from outside: start it, pass on what it needs, wait for its end.
 
 The end is the exit of the main process, which the keeper reports; never the end of a stream, so that a child which was left
-behind and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal of the
-sandbox's own, or is captured up to a cap.
+behind and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal
+of the sandbox's own, or is captured up to a cap.
 """
 
 import contextlib

@@ -81,6 +81,7 @@ class Launcher:
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken = woken
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._poll.register(listener.fileno(), select.POLLIN)
         self._poll.register(woken, select.POLLIN)

@@ -1,0 +1,119 @@
+"""Every rung of the ladder runs a command, forced by really taking the stronger ones away; `doctor` is right about each."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Person, tree
+
+HOSTS = Path(__file__).with_name("hosts.py")
+WORK = "echo hi > new.txt; rm README.md; mkdir -p deep/er && echo y > deep/er/y; echo more >> src/app.py"
+CHANGES = {"added": ["deep/er/y", "new.txt"], "modified": ["src/app.py"], "deleted": ["README.md"]}
+
+
+class Elsewhere:
+    """One person on another host."""
+
+    def __init__(self, person: Person, *taken: str) -> None:
+        self.person = person
+        self.taken = taken
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, object], str]:
+        shutil.copy(HOSTS, self.person.place / "hosts.py")
+        (self.person.place / "hosts.py").chmod(0o755)
+        argv = [self.person.python, str(self.person.place / "hosts.py"), *self.taken, "--uid", str(self.person.uid), "--"]
+        root = Person(self.person.name, 0 if os.geteuid() == 0 else self.person.uid, self.person.place, sys.executable)
+        done = root.shell(
+            *argv, *self.person.command(*arguments), check=False, cwd=self.person.project, env=self.person.environment()
+        )
+        return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def check(person: Person, mechanism: str, *taken: str) -> None:
+    """The command runs by exactly this rung, its changes are told, reality stays, and doctor agrees."""
+    before = tree(person.project)
+    host = Elsewhere(person, *taken)
+    code, document, errors = host("run", "--json", "--", "sh", "-c", f"{WORK}; exit 7")
+    assert code == 7, errors
+    assert document["sandbox"]["enforced"]["mechanism"] == mechanism, document["sandbox"]["enforced"]["stronger_rungs"]
+    assert document["changes"] == CHANGES
+    assert tree(person.project) == before
+    code, found, _ = host("doctor", "--json")
+    rungs = [item["name"] for item in found["checks"] if item["name"].startswith("rung ") and item["status"] == "ok"]
+    assert rungs[:1] == [f"rung {mechanism}"], found["checks"]
+    assert code == 0
+    if mechanism not in ("overlay-idmap", "overlay-userns"):
+        assert mechanism in errors, "a weaker rung is said in one line"
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("another host can only be made by root")
+
+
+def needs_fuse() -> None:
+    if shutil.which("fuse-overlayfs") is None:
+        pytest.skip("needs Debian's fuse-overlayfs")
+
+
+def test_root_has_the_whole_machine(root: Person) -> None:
+    check(root, "overlay-idmap")
+
+
+def test_a_user_has_home_and_project(user: Person) -> None:
+    check(user, "overlay-userns")
+
+
+def test_root_in_a_container_has_home_and_project(root: Person) -> None:
+    """`/` is overlay, which cannot be id-mapped; the state directory is a volume."""
+    check(root, "overlay-userns", "--overlay-root", "1", "--tmpfs", str(root.state))
+
+
+def test_a_state_directory_on_overlay_puts_the_layers_in_memory(person: Person) -> None:
+    needs_root()
+    check(person, "overlay-userns-memory", "--overlay-root", "1")
+
+
+def test_the_whole_machine_with_layers_in_memory(root: Person) -> None:
+    """`/` can be mapped, but the state directory lies on an overlay."""
+    check(root, "overlay-idmap-memory", "--overlay-state", str(root.state))
+
+
+def test_two_containers_deep_only_fuse_is_left(person: Person) -> None:
+    needs_root()
+    needs_fuse()
+    check(person, "fuse-overlayfs", "--overlay-root", "2")
+
+
+def test_two_containers_deep_without_fuse_the_project_is_copied(person: Person) -> None:
+    needs_root()
+    check(person, "copy-landlock", "--overlay-root", "2", "--no-fuse")
+
+
+@pytest.mark.parametrize("denied", ["unshare", "mount,fsopen,open_tree"])
+def test_under_a_containers_filter_the_project_is_copied(person: Person, denied: str) -> None:
+    check(person, "copy-landlock", "--deny", denied)
+
+
+def test_where_proc_is_masked_the_project_is_copied(user: Person) -> None:
+    needs_root()
+    check(user, "copy-landlock", "--mask-proc")
+
+
+def test_nothing_left_is_a_refusal_that_says_what_to_do(person: Person) -> None:
+    """Fail closed: the command never runs on the host."""
+    host = Elsewhere(person, "--deny", "unshare,mount,landlock_create_ruleset")
+    sentinel = person.place / "ran"
+    code, document, errors = host("run", "--json", "--", "touch", str(sentinel))
+    assert code == 125
+    assert document["error"]["code"] == "no_mechanism"
+    assert "doctor" in document["error"]["hint"]
+    assert "overlay-userns" in errors
+    assert not sentinel.exists()
+    code, found, _ = host("doctor", "--json")
+    assert code == 1
+    assert found["healthy"] is False
+    assert all(item["hint"] for item in found["checks"] if item["status"] == "missing" and not item["name"].startswith("rung "))
