@@ -52,7 +52,15 @@ def overlay_at(place: str, target: str) -> None:
 
 def devices(place: str) -> None:
     sys_.mount("dev", place, "tmpfs", 0, "mode=755")
-    nodes = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0), "fuse": (10, 229)}
+    nodes = {
+        "null": (1, 3),
+        "zero": (1, 5),
+        "full": (1, 7),
+        "random": (1, 8),
+        "urandom": (1, 9),
+        "tty": (5, 0),
+        "fuse": (10, 229),
+    }
     for name, (major, minor) in nodes.items():
         os.mknod(f"{place}/{name}", 0o20666, os.makedev(major, minor))
         os.chmod(f"{place}/{name}", 0o666)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from conftest import Person, tree
 
 HOSTS = Path(__file__).with_name("hosts.py")

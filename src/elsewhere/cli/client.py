@@ -23,6 +23,11 @@ def main() -> int:
         sys.stderr.write(f"elsewhere: this needs a Linux kernel, and this is {sys.platform}; on Windows, use it inside WSL2\n")
         return 1
     argv = sys.argv[1:]
+    try:
+        os.getcwd()
+    except OSError:
+        sys.stderr.write("elsewhere: the current directory does not exist any more\n  next: change to one that does\n")
+        return 125
     if argv and argv[0] not in _HERE and not argv[0].startswith("-"):
         sock = _connect() or _start(argv)
         if sock is not None:

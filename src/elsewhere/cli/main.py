@@ -13,7 +13,7 @@ from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations import documents, running, sandboxes
 from elsewhere.operations.running import RunRequest
 from elsewhere.sandbox import environment
-from elsewhere.sandbox.commands import Signals
+from elsewhere.sandbox.commands import CallerGone, Signals
 from elsewhere.sandbox.live import Live
 
 __all__ = ["main", "parser"]
@@ -131,6 +131,8 @@ def main(argv: list[str], signals: Signals | None) -> int:
         return _told(error, as_json=as_json, verb=argv[0] if argv else "")
     except BrokenPipeError:
         return 1  # whoever read our output has had enough
+    except CallerGone:
+        return 125
 
 
 def _check_verb(argv: list[str]) -> None:

@@ -314,6 +314,8 @@ class Cover(Operation):
             os.mkdir("directory", 0o000, dir_fd=bench.closed)
             quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | sys_.MOUNT_ATTR_NOEXEC
             _setattr(bench.closed, sys_.MOUNT_ATTR_RDONLY | quiet, 0, bench)
+            # Kernels before 6.15 clone nothing of a mount that is attached nowhere (EINVAL).
+            sys_.move_mount(bench.closed, "", AT_FDCWD, bench.scratch_directory())
         return sys_.open_tree(bench.closed, "directory" if self.directory else "file", OPEN_TREE_CLONE)
 
     def execute(self, bench: Bench) -> None:
@@ -472,15 +474,12 @@ def _overlay(
 
 
 def _overlay_by_path(lowers: list[int], options: tuple[tuple[str, str], ...], attributes: int, bench: Bench) -> int:
-    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to have a path at all."""
-    places = []
+    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to be found by a path at all. Paths go
+    by way of /proc here too: one through the state directory would show inside, and a comma or colon in it would end it."""
     for lower in lowers:
         if _is_detached(lower):
-            place = bench.scratch_directory()
-            sys_.move_mount(lower, "", AT_FDCWD, place)
-            places.append(place)
-        else:
-            places.append(f"/proc/self/fd/{lower}")
+            sys_.move_mount(lower, "", AT_FDCWD, bench.scratch_directory())
+    places = [f"/proc/self/fd/{lower}" for lower in lowers]
     target = bench.scratch_directory()
     data = ",".join([f"lowerdir={':'.join(places)}", *(f"{key}={value}" if value else key for key, value in options)])
     sys_.mount("overlay", target, "overlay", 0, data)

@@ -11,7 +11,7 @@ from elsewhere.changes.compare import Changes
 from elsewhere.errors import UsageError
 from elsewhere.operations.sandboxes import find_project
 from elsewhere.sandbox import commands
-from elsewhere.sandbox.commands import Outcome, Signals, Spec
+from elsewhere.sandbox.commands import CallerGone, Outcome, Signals, Spec
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.record import Record
 from elsewhere.storage.state import State, home_directory
@@ -88,12 +88,24 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
             live.settle()
         else:
             live.remove()
+    except CallerGone:
+        _keep_what_is_there(live, request)
+        raise
     except BaseException:
         # Whatever went wrong, nothing runs on and nothing is left; the command itself never started or was ended.
         with contextlib.suppress(Exception):
             live.remove()
         raise
     return RunResult(live.record, outcome, changes, kept, create_s)
+
+
+def _keep_what_is_there(live: Live, request: RunRequest) -> None:
+    """Nobody is there to be told, so what the command wrote stays, marked as lost."""
+    if not request.discard and live.changes():
+        live.record.lost = True
+        live.settle()
+    else:
+        live.remove()
 
 
 def _directory(chosen: str | None, here: str, project: str) -> str:

@@ -20,11 +20,15 @@ from dataclasses import dataclass
 from elsewhere.errors import Broken, NotFound, Refused, UsageError
 from elsewhere.sandbox import wire
 
-__all__ = ["CAPTURE_CAP", "Outcome", "Signals", "Spec", "attached", "captured", "on_terminal"]
+__all__ = ["CAPTURE_CAP", "CallerGone", "Outcome", "Signals", "Spec", "attached", "captured", "on_terminal"]
 
 CAPTURE_CAP = 16 << 20
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 32
+
+
+class CallerGone(Exception):
+    """Whoever we work for ended before the command did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +188,7 @@ class _Run:
     def _signal(self, signals: Signals, resized: Callable[[], None] | None) -> bool:
         data = signals.read()
         if not data:
-            # Whoever we work for is gone: closing the channel tells the keeper to end the command.
-            raise Broken("caller_gone", "the caller ended before the command did")
+            raise CallerGone  # closing the channel, on the way out, tells the keeper to end the command
         for number in data:
             if number and number != 28:
                 with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 One connection for a process, under a lock; a sandbox's own socket, which leads straight to its keeper, needs none.
 """
 
+import atexit
 import os
 import socket
 import subprocess
@@ -118,8 +119,17 @@ class Engine:
         log = os.path.join(self.state.room("run"), f"{name}.log")
         raise Broken("launcher_did_not_start", f"the launcher did not start within {_START_S:.0f} s", hint=f"see {log}")
 
+    @classmethod
+    def _close_all(cls) -> None:
+        for engine in cls._shared.values():
+            if engine._process == os.getpid():
+                engine.close()
+
     def close(self) -> None:
         with self._lock:
             if self._sock is not None:
                 self._sock.close()
                 self._sock = None
+
+
+atexit.register(Engine._close_all)

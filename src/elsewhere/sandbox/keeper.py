@@ -292,7 +292,8 @@ def _start(argv: list[str], environment: dict[str, str], actions: list[Any]) -> 
                 return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], environment, actions)
             if error.errno == errno.ENOENT and os.path.lexists(path):
                 error = OSError(errno.EACCES, "the program that should run it is missing")
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            # A directory of PATH that may not be searched is like one that does not have it.
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR) and os.path.lexists(path):
                 refusal = error
     raise refusal
 

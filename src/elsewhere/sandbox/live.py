@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
-from elsewhere.errors import UsageError
+from elsewhere.errors import Broken, UsageError
 from elsewhere.sandbox import contents, environment, record
 from elsewhere.sandbox.commands import Spec
 from elsewhere.sandbox.engine import Engine
@@ -112,7 +112,13 @@ class Live:
 
     def _end(self, how: str) -> None:
         self._open = False
-        self.engine.ask(how, self.id)
+        try:
+            self.engine.ask(how, self.id)
+        except Broken:
+            # The launcher died. The keeper ends with its control socket, and a new launcher does the rest.
+            self.control.close()
+            record.wait_for_end(self.state, self.id)
+            self.engine.ask(how, self.id)
         self.control.close()
         if self._memory_fd >= 0:
             os.close(self._memory_fd)

@@ -11,13 +11,15 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Record", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save"]
+__all__ = ["Record", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save", "wait_for_end"]
 
 _FILE = "sandbox.json"
 
@@ -117,6 +119,13 @@ def hold_lock(directory: str) -> int:
 
 def is_alive(state: State, sandbox_id: str) -> bool:
     return is_held(state.sandbox(sandbox_id))
+
+
+def wait_for_end(state: State, sandbox_id: str, seconds: float = 5.0) -> None:
+    """Until no keeper lives there; for when nobody is left who would say so."""
+    deadline = monotonic() + seconds
+    while is_alive(state, sandbox_id) and monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def is_held(directory: str) -> bool:
