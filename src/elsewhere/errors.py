@@ -31,6 +31,14 @@ class ElsewhereError(Exception):
     def document(self) -> dict[str, object]:
         return {"error": {"code": self.code, "message": self.message, "detail": self.detail, "hint": self.hint}}
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Exceptions are rebuilt from `args`, which is the message alone; whoever pickles them wants all of it."""
+        return _rebuilt, (type(self), self.code, self.message, self.hint, self.detail)
+
+
+def _rebuilt(kind: type[ElsewhereError], code: str, message: str, hint: str, detail: dict[str, object]) -> ElsewhereError:
+    return kind(code, message, hint=hint, detail=detail)
+
 
 class UsageError(ElsewhereError, ValueError):
     exit_code = 2

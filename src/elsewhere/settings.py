@@ -6,6 +6,7 @@ pass = ["NAME", …]     variables of the caller that go into the sandbox, besid
 
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -29,11 +30,16 @@ def user_file(home: str) -> str:
 def load(path: str) -> Settings:
     """Nothing there: the defaults."""
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as stream:
+            # A stranger may have written it: a fifo must not keep us waiting.
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise UsageError("bad_settings", f"{path}: not a regular file", hint="mend the file, or move it away")
             document = tomllib.load(stream)
     except FileNotFoundError:
         return Settings()
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UsageError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError("bad_settings", f"{path}: {reason}", hint="mend the file, or move it away") from error
     for section, keys in document.items():

@@ -5,7 +5,8 @@ from elsewhere.errors import UsageError
 __all__ = ["duration", "format_duration", "format_size", "size"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_POWERS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_BYTES = {"": 1, "B": 1, **{letter + end: count for letter, count in _POWERS.items() for end in ("", "B", "IB")}}
 
 
 def duration(value: str | int | float) -> float:
@@ -13,7 +14,7 @@ def duration(value: str | int | float) -> float:
     if isinstance(value, bool):
         raise _bad_duration(value)
     if isinstance(value, (int, float)):
-        seconds = float(value)
+        seconds = float(value) if abs(value) < 1e9 else 0.0
     else:
         seconds = _parse_duration(value)
     if not 0 < seconds < 1e9:
@@ -48,10 +49,11 @@ def _bad_duration(value: object) -> UsageError:
 def size(value: str | int) -> int:
     """Bytes. `K M G T` are powers of 1,024; a trailing `B` or `iB` is accepted."""
     text = str(value).strip().upper()
-    number = text.rstrip("KMGTIB")
-    unit = text[len(number) :].replace("IB", "").rstrip("B") if text != number else ""
+    number = text[: len(text) - len(text.lstrip("0123456789."))]
+    unit = text[len(number) :].strip()
     try:
-        result = int(float(number) * _BYTES[unit])
+        factor = _BYTES[unit]
+        result = int(number) * factor if number.isdigit() else int(float(number) * factor)
     except (ValueError, KeyError, OverflowError):
         result = -1
     if result < 0:
@@ -60,9 +62,9 @@ def size(value: str | int) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    if seconds < 1:
+    if round(seconds * 1000) < 1000:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -74,7 +76,7 @@ def format_duration(seconds: float) -> str:
 def format_size(count: int) -> str:
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
+        if round(amount, 1) < 1024:
             return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"

@@ -3,6 +3,8 @@
     --overlay-root N   `/` is N overlays on top of each other, as inside one or two containers (2 is the kernel's limit)
     --tmpfs PATH       a tmpfs of its own at PATH (made after the overlays), owned by --uid
     --overlay-state PATH  PATH is an overlay, while `/` is what it was
+    --bind FROM:TO     FROM is bound on TO
+    --autofs PATH      an automount point nobody serves; "triggered" on stderr if something asked it to mount
     --no-fuse          /dev without /dev/fuse
     --deny NAME,…      a system-call filter that answers EPERM, as an outer container has
     --mask-proc        a part of /proc is covered, as in most containers
@@ -50,6 +52,27 @@ def overlay_at(place: str, target: str) -> None:
     sys_.mount("overlay", target, "overlay", 0, f"lowerdir={target},upperdir={place}/upper,workdir={place}/work")
 
 
+def watch_autofs(place: str) -> None:
+    """Fork: the child becomes the host, the parent is the automounter that waits to be asked and then says so."""
+    reader, writer = os.pipe()
+    os.setpgid(0, 0)
+    options = f"fd={writer},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
+    sys_.mount("test", place, "autofs", 0, options)
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.setpgid(0, 0)
+        return
+    os.set_blocking(reader, False)
+    _, status = os.waitpid(pid, 0)
+    try:
+        if os.read(reader, 1):
+            os.write(2, b"triggered\n")
+    except BlockingIOError:
+        pass
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
 def devices(place: str) -> None:
     sys_.mount("dev", place, "tmpfs", 0, "mode=755")
     nodes = {
@@ -85,6 +108,8 @@ def main() -> None:
     parser.add_argument("--stage", default="/mnt")
     parser.add_argument("--tmpfs", action="append", default=[])
     parser.add_argument("--overlay-state")
+    parser.add_argument("--bind", action="append", default=[])
+    parser.add_argument("--autofs")
     parser.add_argument("--no-fuse", action="store_true")
     parser.add_argument("--mask-proc", action="store_true")
     parser.add_argument("--deny", default="")
@@ -101,6 +126,11 @@ def main() -> None:
             devices("/dev")
         for path in asked.tmpfs:
             sys_.mount("tmpfs", path, "tmpfs", 0, f"mode=700,uid={asked.uid},gid={asked.uid}")
+        for pair in asked.bind:
+            source, _, target = pair.partition(":")
+            sys_.mount(source, target, None, sys_.MS_BIND)
+        if asked.autofs:
+            watch_autofs(asked.autofs)
         if asked.overlay_state:
             overlay_at(asked.stage, asked.overlay_state)
         if asked.no_fuse:

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,15 +24,22 @@ class Elsewhere:
         self.person = person
         self.taken = taken
 
-    def __call__(self, *arguments: str) -> tuple[int, dict[str, object], str]:
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        done = self._run(*arguments)
+        return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+    def words(self, *arguments: str) -> str:
+        done = self._run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         shutil.copy(HOSTS, self.person.place / "hosts.py")
         (self.person.place / "hosts.py").chmod(0o755)
         argv = [self.person.python, str(self.person.place / "hosts.py"), *self.taken, "--uid", str(self.person.uid), "--"]
-        root = Person(self.person.name, 0 if os.geteuid() == 0 else self.person.uid, self.person.place, sys.executable)
-        done = root.shell(
-            *argv, *self.person.command(*arguments), check=False, cwd=self.person.project, env=self.person.environment()
-        )
-        return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+        maker = Person(self.person.name, 0 if os.geteuid() == 0 else self.person.uid, self.person.place, sys.executable)
+        command = self.person.command(*arguments)
+        return maker.shell(*argv, *command, check=False, cwd=self.person.project, env=self.person.environment())
 
 
 def check(person: Person, mechanism: str, *taken: str) -> None:

@@ -4,10 +4,7 @@ Three directories meet at every place: `upper` (what a sandbox wrote, in overlay
 and `real` (what reality has there). Usually origin and real are the same directory and only what the upper names has to be
 looked at, so that the cost grows with what changed. They differ below a renamed, replaced or copied directory.
 
-    in the upper                                  means
-    character device 0:0, or .wh.NAME             NAME is deleted
-    directory with overlay.opaque, or .wh..wh..opq  nothing from below shows through
-    directory with overlay.redirect               what lies under it comes from another path
+How an upper says that something is deleted, replaced or moved is in `layers.py`.
 
 Files are listed one by one; a directory only if it is empty, or if its own mode changed, with a slash at its end. A file that
 was rewritten with the content, mode and type that it had is not a change. Directories are opened one by one by the kernel
@@ -20,14 +17,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from elsewhere.changes.layers import TRUSTED, Encoding
 from elsewhere.linux import syscalls
 
 __all__ = ["Changes", "compare_overlay", "compare_trees"]
 
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque", "user.fuseoverlayfs.opaque")
-_REDIRECT = ("trusted.overlay.redirect", "user.overlay.redirect")
-_WHITEOUT_PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
 _CHUNK = 1 << 18
 
 
@@ -68,15 +63,15 @@ class Changes:
         return ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing changed"
 
 
-def compare_overlay(upper: str, real: str, at: str, pristine: Mapping[str, bytes] | None = None) -> Changes:
+def compare_overlay(upper: str, real: str, at: str, encoding: Encoding, pristine: Mapping[str, bytes] | None = None) -> Changes:
     """What the layer `upper`, mounted over `real` at the path `at`, says. `pristine` gives, for files that were put into the
     layer from the start, the content with which they do not count as changed."""
-    return _Comparison(at, upper, real, real, pristine or {}).run()
+    return _Comparison(at, upper, real, real, encoding, pristine or {}).run()
 
 
 def compare_trees(now: str, real: str, at: str) -> Changes:
     """What differs between a whole copy and reality; the cost grows with the size of both."""
-    return _Comparison(at, None, now, real, {}).run()
+    return _Comparison(at, None, now, real, TRUSTED, {}).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +85,13 @@ class _Place:
 
 
 class _Comparison:
-    def __init__(self, at: str, upper: str | None, origin: str, real: str, pristine: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, at: str, upper: str | None, origin: str, real: str, encoding: Encoding, pristine: Mapping[str, bytes]
+    ) -> None:
         self._at = at.rstrip("/")
         self._roots = (upper, origin, real)
         self._same_base = origin == real
+        self._encoding = encoding
         self._pristine = pristine
         self._changes = Changes()
         self._todo: list[_Place] = []
@@ -102,14 +100,20 @@ class _Comparison:
     def run(self) -> Changes:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with contextlib.ExitStack() as stack:
-            opened = [-1 if root is None else os.open(root, flags) for root in self._roots]
-            for fd in opened:
-                if fd >= 0:
-                    stack.callback(os.close, fd)
+            opened = []
+            for root in self._roots:
+                opened.append(-1 if root is None else os.open(root, flags))
+                if root is not None:
+                    stack.callback(os.close, opened[-1])
             self._upper, self._origin, self._real = opened
             self._todo = [_Place("", self._upper >= 0, "", "")]
             while self._todo:
-                self._look(self._todo.pop())
+                place = self._todo.pop()
+                try:
+                    self._look(place)
+                except OSError:
+                    # Closed, here or in reality, or a path too long to reach: it is there, and that is all we can say.
+                    self._changes.modified.append(self._name(place.path).rstrip("/") + "/")
         self._changes.sort()
         return self._changes
 
@@ -118,22 +122,13 @@ class _Comparison:
 
     def _look(self, place: _Place) -> None:
         with contextlib.ExitStack() as stack:
-            try:
-                upper = _listing(stack, self._upper, place.path if place.in_upper else None)
-            except OSError:
-                # Closed by whoever wrote it, or a path too long to reach: it is there, and that is all we can say.
-                self._changes.modified.append(self._name(place.path) + "/")
-                return
+            upper = _listing(stack, self._upper, place.path if place.in_upper else None)
             origin_fd, origin = (-1, dict[str, os.stat_result]())
             through = place.origin
             if through is not None and not (self._same_base and place.origin == place.real):
                 origin_fd, origin = _listing(stack, self._origin, through)
             upper_fd, named = upper
-            gone = {name[len(_WHITEOUT_PREFIX) :] for name in named if name.startswith(_WHITEOUT_PREFIX)}
-            gone |= {name for name, found in named.items() if _is_whiteout(found)}
-            plain = {
-                name: found for name, found in named.items() if not name.startswith(_WHITEOUT_PREFIX) and not _is_whiteout(found)
-            }
+            plain, gone = self._encoding.split(place.path, named)
             if through is not None and through == place.real and self._same_base:
                 self._against_real(place, upper_fd, plain, gone)
             else:
@@ -203,7 +198,7 @@ class _Comparison:
             self._changes.deleted.append(self._name(path))
         origin = None if place.origin is None else _join(place.origin, name)
         if upper_fd >= 0:
-            opaque, redirect = _marks(upper_fd, name)
+            opaque, redirect = self._encoding.marks(upper_fd, name, path)
             if redirect is not None:
                 origin = redirect[1:] if redirect.startswith("/") else _join(place.origin or "", redirect)
             elif opaque:
@@ -253,10 +248,6 @@ def _join(parent: str | None, name: str) -> str:
     return f"{parent}/{name}" if parent else name
 
 
-def _is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
-
-
 def _open(stack: contextlib.ExitStack, root: int, path: str | None) -> int:
     if path is None or root < 0:
         return -1
@@ -295,25 +286,6 @@ def _is_directory(root: int, path: str) -> bool:
             return _open(stack, root, path) >= 0
         except OSError:
             return False
-
-
-def _marks(parent: int, name: str) -> tuple[bool, str | None]:
-    """Whether a directory of an upper is opaque, and where it redirects to."""
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    except OSError:
-        return False, None
-    try:
-        names = os.listxattr(fd)
-        opaque = any(os.getxattr(fd, mark) == b"y" for mark in _OPAQUE if mark in names)
-        redirect = next((os.fsdecode(os.getxattr(fd, mark)) for mark in _REDIRECT if mark in names), None)
-        if not opaque:
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(_OPAQUE_NAME, dir_fd=fd)
-                opaque = True
-    finally:
-        os.close(fd)
-    return opaque, redirect
 
 
 def _reader(directory: int, name: str) -> int:

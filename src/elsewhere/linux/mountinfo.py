@@ -27,7 +27,7 @@ def parse(text: str) -> list[Mount]:
     """The mounts that can be seen, in the order in which they were made. What is mounted over at its own place, or lies below
     such a place and is older, cannot be seen and is left out."""
     mounts = []
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):  # not splitlines: the kernel escapes no other line break
         left, _, right = line.partition(" - ")
         number, parent, device, root, target, options, *_ = left.split(" ")
         kind, source, *_ = right.split(" ")
@@ -50,31 +50,26 @@ def _unescape(field: str) -> str:
     if "\\" not in field:
         return field
     data = os.fsencode(field)
-    for code, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+    for code, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\043", b"#"), (b"\\134", b"\\")):
         data = data.replace(code, byte)
     return os.fsdecode(data)
 
 
 def _visible(mounts: list[Mount]) -> list[Mount]:
-    by_id = {mount.id: mount for mount in mounts}
-
-    def chain(mount: Mount) -> list[Mount]:
-        found = [mount]
-        while (parent := by_id.get(found[-1].parent)) is not None and parent is not found[-1]:
-            found.append(parent)
-        return found
-
-    covers = {mount.parent: mount.id for mount in mounts if mount.parent in by_id and by_id[mount.parent].target == mount.target}
-    # A mount made later on a directory further up hides this one too: it is then not one of those that this one stands on.
-    by_target = {mount.target: mount for mount in mounts if mount.id not in covers}
+    """Those at which a walk along their own path arrives, when at each directory it climbs whatever stack stands there."""
+    known = {mount.id for mount in mounts}
+    standing: dict[tuple[int | None, str], Mount] = {}
+    for mount in mounts:
+        # The first one stands on itself, or on what this process cannot see.
+        below = mount.parent if mount.parent in known and mount.parent != mount.id else None
+        standing[below, mount.target] = mount
     seen = []
     for mount in mounts:
-        line = chain(mount)
-        standing = {step.id for step in line}
-        covered = mount.id in covers or any(covers.get(step.id, step.id) not in standing for step in line[1:])
-        if not covered and not any(
-            above in by_target and by_target[above].id not in standing for above in _ancestors(mount.target)
-        ):
+        here: int | None = None
+        for place in ("/", *_ancestors(mount.target), mount.target):
+            while (above := standing.get((here, place))) is not None:
+                here = above.id
+        if here == mount.id:
             seen.append(mount)
     return seen
 

@@ -155,8 +155,8 @@ class Overlay(Operation):
     """Copy on write: `lower` of reality, frozen `layers` above it (newest first), everything new in `upper`. Layers, upper and
     work are relative to the sandbox's directory. One that is not `required` becomes read-only where the kernel refuses it.
 
-    With layers there are two overlays: the kernel refuses a lower that lies below another one, and layers lie below `/`. The
-    inner one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
+    With layers that lie below `lower` there are two overlays: the kernel refuses a lower that lies below another one. The inner
+    one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
 
     lower: str
     upper: str
@@ -185,12 +185,12 @@ class Overlay(Operation):
                 _setattr(reality, sys_.MOUNT_ATTR_IDMAP, 0, bench)
             lowers = [reality]
             if self.layers:
-                empty = _owned(stack, _tmpfs((("size", "4k"), ("mode", "755"))))
-                inner = _overlay([reality, empty], self._options(writable=False), None, None, 0, bench)
-                lowers = [
-                    _owned(stack, os.open(os.path.join(bench.own, layer), os.O_PATH | os.O_CLOEXEC)) for layer in self.layers
-                ]
-                lowers.append(_owned(stack, inner))
+                frozen = [os.path.realpath(os.path.join(bench.own, layer)) for layer in self.layers]
+                if any(layer.startswith(self.lower.rstrip("/") + "/") for layer in frozen):
+                    empty = _owned(stack, _tmpfs((("size", "4k"), ("mode", "755"))))
+                    reality = _owned(stack, _overlay([reality, empty], self._options(writable=False), None, None, 0, bench))
+                lowers = [_owned(stack, os.open(layer, os.O_PATH | os.O_CLOEXEC)) for layer in frozen]
+                lowers.append(reality)
             upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             return _overlay(lowers, self._options(writable=True), upper, work, self.attributes, bench)
@@ -474,8 +474,8 @@ def _overlay(
 
 
 def _overlay_by_path(lowers: list[int], options: tuple[tuple[str, str], ...], attributes: int, bench: Bench) -> int:
-    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to be found by a path at all. Paths go
-    by way of /proc here too: one through the state directory would show inside, and a comma or colon in it would end it."""
+    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to be found by a path at all. It
+    leads through /proc here too: one through the state directory would show inside, and a comma or colon in it would end it."""
     for lower in lowers:
         if _is_detached(lower):
             sys_.move_mount(lower, "", AT_FDCWD, bench.scratch_directory())

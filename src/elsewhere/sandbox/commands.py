@@ -261,7 +261,7 @@ def _recv(channel: socket.socket) -> str:
 
 
 def _receive_terminal(channel: socket.socket, spec: Spec) -> int:
-    data, fds, _, _ = socket.recv_fds(channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
+    data, fds = wire.receive_raw(channel, 256, 1)
     if data != b"terminal" or len(fds) != 1:
         _check_started(data.decode("ascii", "replace"), spec)
         raise Broken("keeper_nonsense", f"the keeper sent {data!r} instead of a terminal")

@@ -2,9 +2,12 @@
 
 import os
 
+from elsewhere.changes import layers
 from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
+from elsewhere.changes.layers import Encoding
 from elsewhere.sandbox import seeds
 from elsewhere.sandbox.record import Record
+from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
 __all__ = ["changes_of"]
@@ -19,7 +22,16 @@ def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
     for layer in record.layers:
         upper = f"{directory}/upper/{layer['number']}"
         if os.path.isdir(upper):
-            pristine = seeds.pristine() if layer["at"] == "/" and record.mechanism.startswith("overlay-idmap") else None
-            found.extend(compare_overlay(upper, layer["lower"], layer["at"], pristine))
+            pristine = seeds.pristine() if layer["at"] == "/" else None
+            found.extend(compare_overlay(upper, layer["lower"], layer["at"], _encoding(record, upper), pristine))
     found.sort()
-    return found.without([*record.enforced.get("hidden", []), state.path])
+    return found.without([*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), state.path])
+
+
+def _encoding(record: Record, upper: str) -> Encoding:
+    marks = saving.read_marks(upper)
+    if marks is not None:
+        return layers.saved(*marks)
+    if record.mechanism == "fuse-overlayfs":
+        return layers.FUSE
+    return layers.TRUSTED if record.mechanism.startswith("overlay-idmap") else layers.USER

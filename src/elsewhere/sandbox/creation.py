@@ -144,6 +144,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, objec
         "system_calls": f"{len(seccomp.DENIED)} denied",
         "hidden": list(raised.view.hidden),
         "read_only_instead": raised.weaker,
+        "not_copied": raised.not_copied,
         "limits": ["timeout"],
         "stronger_rungs": [{"mechanism": name, "reason": reason} for name, reason in reasons],
         "differs": _differs(rung),

@@ -21,18 +21,8 @@ _PASSED = frozenset(
 )
 _PASSED_PREFIXES = ("LC_", "CONDA_")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SECRET_WORDS = (
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "PASSWD",
-    "CREDENTIAL",
-    "PRIVATE",
-    "API_KEY",
-    "APIKEY",
-    "ACCESS_KEY",
-    "AUTH",
-)
+_SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "PRIVATE", "APIKEY", "AUTH")
+_SECRET_WORDS = frozenset(("KEY", "KEYS", "PASS", "PWD", "PAT"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,7 @@ def _is_passed(name: str) -> bool:
 
 
 def _refuse_reserved(name: str) -> None:
-    if name.startswith(RESERVED):
+    if any(name == word or (word.endswith("_") and name.startswith(word)) for word in RESERVED):
         raise UsageError(
             "env_reserved", f"{name} is part of the sandbox's identity and cannot be set", hint="choose another name"
         )
@@ -84,7 +74,9 @@ def _refuse_reserved(name: str) -> None:
 
 def looks_secret(name: str) -> bool:
     """Whether a project's own file may not ask for this variable: it could hand a stranger's repository the user's keys."""
-    return any(word in name.upper() for word in _SECRET_WORDS)
+    upper = name.upper()
+    words = upper.split("_")
+    return any(part in upper for part in _SECRET_PARTS) or (len(words) > 1 and any(word in _SECRET_WORDS for word in words))
 
 
 def parse_assignment(text: str) -> tuple[str, str | None]:
@@ -92,7 +84,7 @@ def parse_assignment(text: str) -> tuple[str, str | None]:
     if not name or not (name[0].isalpha() or name[0] == "_") or not name.replace("_", "a").isalnum() or not name.isascii():
         raise UsageError(
             "bad_env",
-            f"{text!r} names no environment variable",
+            f"{name!r} is not the name of an environment variable",
             hint="write NAME=VALUE, or NAME to pass the caller's own value",
         )
     if "\0" in value:
@@ -100,15 +92,20 @@ def parse_assignment(text: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """A fifo would keep us waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def read_env_file(path: str) -> list[tuple[str, str | None]]:
     """`KEY=value` lines; blank lines and `#` comments are skipped, a leading `export` and surrounding quotes are dropped."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+        with open(path, encoding="utf-8", errors="surrogateescape", opener=_without_waiting) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise UsageError(
                     "bad_env_file", f"--env-file {path!r} is not a regular file", hint="name a file of KEY=value lines"
                 )
-            lines = stream.read().splitlines()
+            lines = stream.read().split("\n")  # not splitlines: a value may contain every other line break
     except OSError as error:
         raise UsageError(
             "bad_env_file",
@@ -124,10 +121,13 @@ def read_env_file(path: str) -> list[tuple[str, str | None]]:
         if "=" not in text:
             raise UsageError(
                 "bad_env_file",
-                f"{path}, line {number}: {line!r} is not KEY=value",
+                f"{path}, line {number}: there is no = in it",
                 hint="write one KEY=value on each line",
             )
-        name, value = parse_assignment(text)
+        try:
+            name, value = parse_assignment(text)
+        except UsageError as error:
+            raise UsageError("bad_env_file", f"{path}, line {number}: {error.message}", hint=error.hint) from None
         if value and len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
         found.append((name, value))

@@ -20,7 +20,6 @@ takes the means away.
 import array
 import errno
 import fcntl
-import marshal
 import os
 import resource
 import select
@@ -37,8 +36,8 @@ from elsewhere.sandbox import wire
 
 __all__ = ["Keeper", "seal_imports"]
 
-# `socket.recv_fds` and `os.wait4` import these when they are first called, which would be too late.
-_LOADED_AHEAD = (array, marshal, resource)
+# `socket.send_fds` and `os.wait4` import these when they are first called, which would be too late.
+_LOADED_AHEAD = (array, resource)
 
 _GRACE_S = 2.0
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430

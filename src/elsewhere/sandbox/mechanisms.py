@@ -17,7 +17,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import landlock, seccomp
@@ -79,6 +79,7 @@ class Raised:
     weaker: dict[str, str]
     memory_fd: int = -1
     copied: str = ""
+    not_copied: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -241,7 +242,9 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
     keeper, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
     _hold_lock(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden))
-    return Raised(mechanism, directory, control, keeper, keeper, nothing, target, {}, copied=copied.strategy)
+    return Raised(
+        mechanism, directory, control, keeper, keeper, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out
+    )
 
 
 def _readable_but(hidden: list[str]) -> list[str]:

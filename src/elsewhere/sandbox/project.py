@@ -93,7 +93,8 @@ def _read(path: str, limit: int = 4096) -> str | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(fd, "rb") as stream:
             if stat.S_ISREG(os.fstat(fd).st_mode):
-                return os.fsdecode(stream.read(limit)).strip()
+                text = os.fsdecode(stream.read(limit)).strip()
+                return None if "\0" in text else text
     return None
 
 
@@ -108,11 +109,17 @@ def _git_directory(top: str) -> str | None:
     return None
 
 
-def _common_directory(git: str) -> str:
+def _common_directory(git: str) -> str | None:
     text = _read(os.path.join(git, "commondir"))
     place = os.path.realpath(os.path.join(git, text)) if text else git
     # A pointer that names anything but a repository must not become a writable place of the sandbox.
-    return place if os.path.isdir(os.path.join(place, "objects")) else git
+    return place if _is_repository(place) else None
+
+
+def _is_repository(place: str) -> bool:
+    """As git itself asks."""
+    directories = all(os.path.isdir(os.path.join(place, name)) for name in ("objects", "refs"))
+    return directories and os.path.lexists(os.path.join(place, "HEAD"))
 
 
 def _head(git: str, common: str) -> str | None:
@@ -120,7 +127,7 @@ def _head(git: str, common: str) -> str | None:
     text = _read(os.path.join(git, "HEAD"))
     for _ in range(5):
         if not text or not text.startswith("ref:"):
-            return text if text and len(text) in (40, 64) else None
+            return text if text and len(text) in (40, 64) and not text.strip("0123456789abcdef") else None
         name = text[len("ref:") :].strip()
         if name.startswith("/") or ".." in name.split("/"):
             return None
@@ -129,9 +136,8 @@ def _head(git: str, common: str) -> str | None:
 
 
 def _packed(common: str, name: str) -> str | None:
-    with contextlib.suppress(OSError), open(os.path.join(common, "packed-refs"), "rb") as stream:
-        for line in stream:
-            words = line.split()
-            if len(words) == 2 and os.fsdecode(words[1]) == name:
-                return words[0].decode("ascii", "replace")
+    for line in (_read(os.path.join(common, "packed-refs"), 64 << 20) or "").split("\n"):
+        words = line.split(" ")
+        if len(words) == 2 and words[1] == name:
+            return words[0]
     return None

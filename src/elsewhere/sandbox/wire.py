@@ -5,6 +5,7 @@ takes packets up to about 200 KB only, and an environment can be larger). Only e
 other: what comes from inside a sandbox is plain ASCII words (see `keeper.py`) and never goes through here.
 """
 
+import array
 import marshal
 import os
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 
 from elsewhere.errors import Broken
 
-__all__ = ["call", "pair", "receive", "send"]
+__all__ = ["call", "pair", "receive", "receive_raw", "send"]
 
 _INLINE = 64 * 1024
 _DESCRIPTORS = 16
@@ -38,7 +39,7 @@ def send(sock: socket.socket, message: Any, fds: list[int] | tuple[int, ...] = (
 
 def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """The message and its descriptors, which are closed on exec. EOFError when the other side is gone."""
-    data, fds, _, _ = socket.recv_fds(sock, _INLINE + 64, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    data, fds = receive_raw(sock, _INLINE + 64, _DESCRIPTORS)
     if not data:
         for fd in fds:
             os.close(fd)
@@ -49,6 +50,16 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
         with open(holder, "rb") as stream:
             return marshal.loads(stream.read()), fds  # noqa: S302  (see above: never from inside a sandbox)
     return marshal.loads(data[1:]), fds  # noqa: S302
+
+
+def receive_raw(sock: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+    """One packet as it is. `socket.recv_fds` ignores its flags, and descriptors that stay open on exec would reach commands."""
+    numbers = array.array("i")
+    data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return data, numbers.tolist()
 
 
 def call(sock: socket.socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> tuple[Any, list[int]]:

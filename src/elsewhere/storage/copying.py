@@ -45,39 +45,43 @@ def copy_tree(
     cannot be read is left out and named in the result."""
     copied = Copied(tell)
     links: dict[tuple[int, int], str] = {}
-    os.mkdir(target, 0o700)
-    _copy_directory(source, target, leave_out, copied, links)
-    return copied
-
-
-def _copy_directory(
-    source: str, target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]
-) -> None:
-    with os.scandir(source) as entries:
-        children = list(entries)
-    for entry in children:
-        if entry.path in leave_out:
+    levels = [_Level(source, target)]  # not by recursion: a tree may be deeper than Python has frames
+    while levels:
+        level = levels[-1]
+        entry = level.children.pop() if level.children else None
+        if entry is not None and entry.path in leave_out:
             continue
+        path = level.source if entry is None else entry.path
         try:
-            _copy_entry(entry, os.path.join(target, entry.name), leave_out, copied, links)
+            if entry is None:
+                levels.pop()
+                copy_attributes(level.source, level.target, os.lstat(level.source))
+            elif entry.is_dir(follow_symlinks=False):
+                levels.append(_Level(entry.path, os.path.join(level.target, entry.name)))
+            else:
+                _copy_entry(entry, os.path.join(level.target, entry.name), copied, links)
         except FileNotFoundError:
             continue  # gone since it was listed
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            copied.left_out.append(entry.path)
-    copy_attributes(source, target, os.lstat(source))
+            copied.left_out.append(path)
+    return copied
 
 
-def _copy_entry(
-    entry: "os.DirEntry[str]", target: str, leave_out: frozenset[str], copied: Copied, links: dict[tuple[int, int], str]
-) -> None:
+class _Level:
+    """One directory on the way down. It is listed first: of one that cannot be read, no empty copy is left."""
+
+    def __init__(self, source: str, target: str) -> None:
+        with os.scandir(source) as entries:
+            self.children = list(entries)
+        self.source, self.target = source, target
+        os.mkdir(target, 0o700)
+
+
+def _copy_entry(entry: "os.DirEntry[str]", target: str, copied: Copied, links: dict[tuple[int, int], str]) -> None:
     found = entry.stat(follow_symlinks=False)
     kind = stat.S_IFMT(found.st_mode)
-    if kind == stat.S_IFDIR:
-        os.mkdir(target, 0o700)
-        _copy_directory(entry.path, target, leave_out, copied, links)
-        return
     identity = (found.st_dev, found.st_ino)
     if found.st_nlink > 1 and identity in links:
         os.link(links[identity], target, follow_symlinks=False)

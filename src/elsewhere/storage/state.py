@@ -83,12 +83,12 @@ class State:
     def _check_schema(self) -> None:
         file = os.path.join(self.path, "schema")
         try:
-            with open(file, encoding="ascii") as stream:
-                found = stream.read().strip()
+            with open(file, encoding="ascii", errors="replace") as stream:
+                found = stream.read(100).strip()
         except FileNotFoundError:
             write_aside(file, f"{SCHEMA}\n".encode())
             return
-        if not found.isdigit() or int(found) > SCHEMA:
+        if not (found.isascii() and found.isdigit()) or int(found) > SCHEMA:
             raise StateError(
                 "state_too_new",
                 f"the state directory {self.path!r} has layout {found!r}, and this version of elsewhere knows up to {SCHEMA}",

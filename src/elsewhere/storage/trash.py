@@ -5,19 +5,18 @@ cannot lead it anywhere else.
 """
 
 import contextlib
-import itertools
 import os
 import stat
 
 __all__ = ["discard", "empty", "remove_tree"]
 
-_counter = itertools.count()
+_DEEPEST = 64  # levels that are walked down at once: each one holds a descriptor and two frames
 
 
 def discard(path: str, trash: str) -> None:
     """Constant time, whatever the size. Nothing there: nothing to do."""
     with contextlib.suppress(FileNotFoundError):
-        os.rename(path, os.path.join(trash, f"{os.getpid()}-{next(_counter)}-{os.path.basename(path)}"))
+        os.rename(path, os.path.join(trash, _fresh(os.path.basename(path))))
 
 
 def empty(trash: str) -> int:
@@ -33,40 +32,51 @@ def empty(trash: str) -> int:
     return left
 
 
+def _fresh(name: str) -> str:
+    """By chance and not by process id: those come again after a restart, and the trash may still be full then."""
+    return f"{os.urandom(6).hex()}-{name}"
+
+
 def remove_tree(path: str) -> None:
     parent = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _remove(parent, os.path.basename(path))
+        waiting = [os.path.basename(path)]
+        while waiting:
+            _remove(parent, waiting.pop(), parent, waiting, 0)
     finally:
         os.close(parent)
 
 
-def _remove(parent: int, name: str) -> None:
+def _remove(parent: int, name: str, top: int, waiting: list[str], depth: int) -> None:
     try:
         os.unlink(name, dir_fd=parent)
-    except IsADirectoryError:
-        _remove_directory(parent, name)
+        return
     except FileNotFoundError:
+        return
+    except IsADirectoryError:
         pass
-
-
-def _remove_directory(parent: int, name: str) -> None:
+    fd = _open(parent, name)
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    except PermissionError:
-        # Closed by its owner, but ours to open, since it lies in our trash. By way of O_PATH: no link is followed.
-        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        finally:
-            os.close(handle)
-        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        names = os.listdir(fd)
-        if names and os.geteuid() != 0 and os.fstat(fd).st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.fchmod(fd, 0o700)
-        for child in names:
-            _remove(fd, child)
+        if depth == _DEEPEST:
+            # Too deep to go on: it is moved up beside the tree, and its turn comes later.
+            waiting.append(_fresh("deep"))
+            os.rename(name, waiting[-1], src_dir_fd=parent, dst_dir_fd=top)
+            return
+        for child in os.listdir(fd):
+            _remove(fd, child, top, waiting, depth + 1)
     finally:
         os.close(fd)
     os.rmdir(name, dir_fd=parent)
+
+
+def _open(parent: int, name: str) -> int:
+    """One that its owner closed is ours to open, since it lies in our trash; by way of O_PATH, so that no link is followed."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if os.geteuid() != 0:
+        handle = os.open(name, os.O_PATH | flags, dir_fd=parent)
+        try:
+            if os.fstat(handle).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        finally:
+            os.close(handle)
+    return os.open(name, os.O_RDONLY | flags, dir_fd=parent)

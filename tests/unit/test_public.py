@@ -1,0 +1,97 @@
+"""The public face: a short list of names, and what it costs to reach them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elsewhere
+
+SOURCE = Path(elsewhere.__file__).parents[1]
+EXPENSIVE = ["socket", "json", "argparse", "re", "ctypes", "dataclasses", "subprocess", "enum"]
+NOT_FOR_HELP = ["sqlite3", "_sqlite3", "http", "asyncio", "multiprocessing", "urllib.request", "ssl"]
+
+
+def python(*words: str, state: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter without site packages, which knows nothing but the standard library and the package."""
+    return subprocess.run(
+        [sys.executable, "-S", "-s", *words],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "ELSEWHERE_HOME": str(state or "/nonexistent/state")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+    )
+
+
+def test_the_public_names_are_one_sorted_list_and_all_that_dir_shows() -> None:
+    assert elsewhere.__all__ == sorted(elsewhere.__all__)
+    assert len(set(elsewhere.__all__)) == len(elsewhere.__all__)
+    assert [name for name in dir(elsewhere) if not name.startswith("_")] == elsewhere.__all__
+
+
+@pytest.mark.parametrize("name", elsewhere.__all__)
+def test_each_public_name_is_a_documented_class_that_can_be_imported(name: str) -> None:
+    found = getattr(elsewhere, name)
+    assert isinstance(found, type)
+    assert found.__doc__
+    assert found is getattr(elsewhere, name)
+
+
+def test_everything_public_comes_with_a_star() -> None:
+    names: dict[str, object] = {}
+    exec("from elsewhere import *", names)
+    assert sorted(names.keys() - {"__builtins__"}) == elsewhere.__all__
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="Nonsense"):
+        elsewhere.Nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["elsewhere", "elsewhere.cli.client"])
+def test_the_hot_path_imports_next_to_nothing(module: str) -> None:
+    plain = python("-c", "import os, sys; print(*sys.modules)")
+    done = python("-c", f"import {module}, os, sys; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert sorted(loaded & set(EXPENSIVE)) == []
+    assert sorted(name for name in loaded - set(plain.stdout.split()) if not name.startswith("elsewhere")) == []
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_no_database_no_server_and_start_nothing(option: str, place: Path) -> None:
+    done = python("-X", "importtime", "-m", "elsewhere", option, state=place / "state")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    loaded = {line.rsplit("|", 1)[1].strip() for line in lines}
+    assert "elsewhere.cli.client" in loaded
+    assert sorted(loaded & set(NOT_FOR_HELP)) == []
+    assert "elsewhere" in done.stdout
+    assert list(place.iterdir()) == []
+
+
+def test_the_version_of_the_command_is_the_version_of_the_package() -> None:
+    assert python("-m", "elsewhere", "--version").stdout == f"elsewhere {elsewhere.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["run", "--", "true"], ["list"], ["doctor"], ["--help"], ["--json"], []], ids=repr)
+@pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])
+def test_on_another_platform_the_command_says_so_in_one_sentence(platform: str, words: list[str], place: Path) -> None:
+    code = (
+        "import sys\n"
+        "from elsewhere.cli.client import main\n"
+        f"sys.platform, sys.argv = {platform!r}, {['elsewhere', *words]!r}\n"
+        "raise SystemExit(main())\n"
+    )
+    done = python("-c", code, state=place / "state")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("\n")
+    assert "Linux" in done.stderr
+    assert platform in done.stderr
+    assert list(place.iterdir()) == []
