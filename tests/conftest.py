@@ -226,11 +226,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def make_person(kind: str, library: Path) -> Person:
+def make_person(kind: str, library: Path, uid: int = UID) -> Person:
     root = os.geteuid() == 0
     if kind == "root" and not root:
         pytest.skip("needs root")
-    uid = 0 if kind == "root" else UID if root else os.getuid()
+    uid = 0 if kind == "root" else uid if root else os.getuid()
     python = sys.executable
     if kind == "user" and root:
         found = interpreter_for_everybody()

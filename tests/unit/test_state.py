@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elsewhere import meeting
 from elsewhere.errors import StateError
 from elsewhere.storage import state
 from elsewhere.storage.state import SCHEMA, State, write_aside
@@ -136,12 +137,12 @@ def test_the_sandboxes_are_the_directories_sorted(place: Path) -> None:
 def test_the_default_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("ELSEWHERE_HOME", raising=False)
-    assert state.default_path() == ("/var/lib/elsewhere" if os.getuid() == 0 else "/home/me/.local/share/elsewhere")
+    assert meeting.default_state() == ("/var/lib/elsewhere" if os.getuid() == 0 else "/home/me/.local/share/elsewhere")
     monkeypatch.setenv("ELSEWHERE_HOME", str(place / "chosen"))
-    assert state.default_path() == str(place / "chosen")
+    assert meeting.default_state() == str(place / "chosen")
     monkeypatch.chdir(place)
     monkeypatch.setenv("ELSEWHERE_HOME", "relative/../chosen")
-    assert state.default_path() == str(place / "chosen")
+    assert meeting.default_state() == str(place / "chosen")
 
 
 @pytest.mark.parametrize("home", ["", "relative"])

@@ -37,37 +37,16 @@ def main() -> int:
     return here(argv, None)
 
 
-def _state() -> str:
-    chosen = os.environ.get("ELSEWHERE_HOME")
-    if chosen:
-        return os.path.abspath(chosen)
-    return (
-        "/var/lib/elsewhere"
-        if os.getuid() == 0
-        else os.path.join(os.environ.get("HOME", "/nonexistent"), ".local/share/elsewhere")
-    )
-
-
-def _name() -> str:
-    """As `engine.socket_name`, which says why."""
-    import elsewhere
-
-    parts = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("mnt", "net", "user", "pid")]
-    root = os.stat("/")
-    text = ".".join([*parts, str(root.st_dev), str(root.st_ino), elsewhere.__version__, elsewhere.__file__])
-    number = 0x811C9DC5
-    for byte in os.fsencode(text):
-        number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return f"{number:08x}"
-
-
 def _connect() -> "_socket.socket | None":
     import _socket
 
+    from elsewhere.meeting import default_state, socket_name
+
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
-        directory = os.open(_state() + "/run", os.O_PATH | os.O_DIRECTORY)
-        sock.connect(f"/proc/self/fd/{directory}/{_name()}")
+        # By way of the directory's descriptor: a socket's path has 107 bytes at most.
+        directory = os.open(default_state() + "/run", os.O_PATH | os.O_DIRECTORY)
+        sock.connect(f"/proc/self/fd/{directory}/{socket_name()}")
         os.close(directory)
     except OSError:
         return None
@@ -79,11 +58,12 @@ def _start(argv: list[str]) -> "_socket.socket | None":
     if argv[0] != "run":
         return None
     from elsewhere.errors import ElsewhereError
+    from elsewhere.meeting import socket_name
     from elsewhere.sandbox import engine
     from elsewhere.storage.state import State
 
     try:
-        engine.start(State.open(), engine.socket_name())
+        engine.start(State.open(), socket_name())
     except (ElsewhereError, OSError):
         return None
     return _connect()

@@ -11,11 +11,12 @@ from typing import Any
 
 from elsewhere.errors import ElsewhereError
 from elsewhere.linux import mountinfo, probe
+from elsewhere.meeting import default_state
 from elsewhere.operations.sandboxes import find_project
 from elsewhere.sandbox import mechanisms, project, trial
 from elsewhere.sandbox.mechanisms import Mechanism
 from elsewhere.sandbox.project import Project
-from elsewhere.storage.state import State, default_path, home_directory
+from elsewhere.storage.state import State, home_directory
 
 __all__ = ["Check", "document", "examine", "healthy"]
 
@@ -95,7 +96,7 @@ def _rung(mechanism: Mechanism, state: State, where: Project, home: str) -> Chec
 
 
 def _parts(state: State | None) -> list[Check]:
-    place = state.path if state is not None else os.path.dirname(default_path())
+    place = state.path if state is not None else os.path.dirname(default_state())
     namespaces = probe.attempt(probe.user_namespace)
     checks = [
         _part(

@@ -12,26 +12,15 @@ import threading
 import time
 from typing import Any, ClassVar
 
-import elsewhere
 from elsewhere import errors
 from elsewhere.errors import Broken, ElsewhereError
+from elsewhere.meeting import socket_name
 from elsewhere.sandbox import wire
 from elsewhere.storage.state import State
 
-__all__ = ["Engine", "connect", "socket_name"]
+__all__ = ["Engine", "connect", "socket_name", "start"]
 
 _START_S = 20.0
-
-
-def socket_name() -> str:
-    """Eight hex digits of what a launcher must share with whoever uses it: namespaces, root directory, version and code."""
-    parts = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("mnt", "net", "user", "pid")]
-    root = os.stat("/")
-    text = ".".join([*parts, str(root.st_dev), str(root.st_ino), elsewhere.__version__, elsewhere.__file__])
-    number = 0x811C9DC5
-    for byte in os.fsencode(text):
-        number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return f"{number:08x}"
 
 
 def connect(state_path: str, name: str) -> socket.socket | None:

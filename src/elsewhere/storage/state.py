@@ -25,8 +25,9 @@ import stat
 from dataclasses import dataclass
 
 from elsewhere.errors import StateError
+from elsewhere.meeting import default_state
 
-__all__ = ["SCHEMA", "State", "default_path", "home_directory", "write_aside"]
+__all__ = ["SCHEMA", "State", "home_directory", "write_aside"]
 
 SCHEMA = 1
 _ROOMS = ("run", "mnt", "sandboxes", "spare", "trash")
@@ -43,15 +44,6 @@ def home_directory(uid: int) -> str:
         return "/nonexistent"
 
 
-def default_path() -> str:
-    chosen = os.environ.get("ELSEWHERE_HOME", "")
-    if chosen:
-        return os.path.abspath(chosen)
-    if os.getuid() == 0:
-        return "/var/lib/elsewhere"
-    return os.path.join(home_directory(os.getuid()), ".local/share/elsewhere")
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     path: str
@@ -59,7 +51,7 @@ class State:
     @classmethod
     def open(cls, path: str | None = None) -> "State":
         """The state directory, made if it is not there, refused if it is somebody else's or cannot be written."""
-        place = os.path.realpath(path or default_path())
+        place = os.path.realpath(path or default_state())
         state = cls(place)
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)

@@ -1,0 +1,52 @@
+"""Where a caller and its launcher meet: the state directory, and the name of the launcher's socket in it.
+
+Both sides must agree, and one of them is the hot path: nothing is imported here but `os`.
+"""
+
+import os
+
+import elsewhere
+
+__all__ = ["default_state", "socket_name"]
+
+
+def default_state() -> str:
+    """$ELSEWHERE_HOME, else /var/lib/elsewhere for root and ~/.local/share/elsewhere for everybody else."""
+    chosen = os.environ.get("ELSEWHERE_HOME", "")
+    if chosen:
+        return os.path.abspath(chosen)
+    if os.getuid() == 0:
+        return "/var/lib/elsewhere"
+    home = os.environ.get("HOME", "")
+    if not home.startswith("/"):
+        import pwd  # only for the few who have no HOME
+
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            home = "/nonexistent"
+    return f"{home}/.local/share/elsewhere"
+
+
+def socket_name() -> str:
+    """Eight hex digits of what a launcher must share with whoever uses it: namespaces, root directory, version and code."""
+    parts = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("mnt", "net", "user", "pid")]
+    root = os.stat("/")
+    text = ".".join([*parts, str(root.st_dev), str(root.st_ino), elsewhere.__version__, elsewhere.__file__, _code()])
+    number = 0x811C9DC5
+    for byte in os.fsencode(text):
+        number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return f"{number:08x}"
+
+
+def _code() -> str:
+    """When the newest of our files was written, if we run from a checkout: an installation changes its version instead."""
+    top = os.path.dirname(elsewhere.__file__)
+    if "-packages" in top:
+        return ""
+    newest = 0
+    for floor in (top, *(entry.path for entry in os.scandir(top) if entry.is_dir())):
+        for entry in os.scandir(floor):
+            if entry.name.endswith(".py"):
+                newest = max(newest, entry.stat().st_mtime_ns)
+    return str(newest)
