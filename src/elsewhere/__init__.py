@@ -4,10 +4,12 @@ The public names are loaded on first use: the hot path of the command line impor
 """
 
 __version__ = "0.1.0"
-__all__ = ["CommandResult", "ElsewhereError", "Sandbox"]
+__all__ = ["Changes", "CommandFailed", "CommandResult", "ElsewhereError", "Sandbox"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elsewhere.sdk import Changes as Changes
+    from elsewhere.sdk import CommandFailed as CommandFailed
     from elsewhere.sdk import CommandResult as CommandResult
     from elsewhere.sdk import ElsewhereError as ElsewhereError
     from elsewhere.sdk import Sandbox as Sandbox

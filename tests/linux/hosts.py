@@ -2,6 +2,7 @@
 
     --overlay-root N   `/` is N overlays on top of each other, as inside one or two containers (2 is the kernel's limit)
     --tmpfs PATH       a tmpfs of its own at PATH (made after the overlays), owned by --uid
+    --tmpfs-size SIZE  how large each of them is
     --overlay-state PATH  PATH is an overlay, while `/` is what it was
     --bind FROM:TO     FROM is bound on TO
     --autofs PATH      an automount point nobody serves; "triggered" on stderr if something asked it to mount
@@ -45,10 +46,11 @@ def overlay_root(place: str, depth: int) -> None:
     os.chdir("/")
 
 
-def overlay_at(place: str, target: str) -> None:
+def overlay_at(place: str, target: str, uid: int) -> None:
     sys_.mount("stage", place, "tmpfs", 0, "mode=755")
     for name in ("upper", "work"):
         os.makedirs(f"{place}/{name}", mode=0o700)
+        os.chown(f"{place}/{name}", uid, uid)
     sys_.mount("overlay", target, "overlay", 0, f"lowerdir={target},upperdir={place}/upper,workdir={place}/work")
 
 
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--overlay-root", type=int, default=0)
     parser.add_argument("--stage", default="/mnt")
     parser.add_argument("--tmpfs", action="append", default=[])
+    parser.add_argument("--tmpfs-size", default="1g")
     parser.add_argument("--overlay-state")
     parser.add_argument("--bind", action="append", default=[])
     parser.add_argument("--autofs")
@@ -125,14 +128,14 @@ def main() -> None:
         elif asked.no_fuse:
             devices("/dev")
         for path in asked.tmpfs:
-            sys_.mount("tmpfs", path, "tmpfs", 0, f"mode=700,uid={asked.uid},gid={asked.uid}")
+            sys_.mount("tmpfs", path, "tmpfs", 0, f"mode=700,uid={asked.uid},gid={asked.uid},size={asked.tmpfs_size}")
         for pair in asked.bind:
             source, _, target = pair.partition(":")
             sys_.mount(source, target, None, sys_.MS_BIND)
         if asked.autofs:
             watch_autofs(asked.autofs)
         if asked.overlay_state:
-            overlay_at(asked.stage, asked.overlay_state)
+            overlay_at(asked.stage, asked.overlay_state, asked.uid)
         if asked.no_fuse:
             os.unlink("/dev/fuse")
         if asked.mask_proc:

@@ -351,3 +351,38 @@ def test_the_plan_can_be_compared_and_described(person: Person) -> None:
     assert plans[0] == plans[1]
     assert all(set(step) == {"target", "what"} for step in plans[0])
     assert json.dumps(plans[0])
+
+
+def test_kernel_settings_cannot_be_written(person: Person) -> None:
+    line = "echo x > /proc/sys/kernel/core_pattern; echo 1 > /proc/sysrq-trigger; echo 1 > /proc/sys/vm/drop_caches; echo $?"
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    _, out, err = inside(person, line)
+    assert out.strip() != "0"
+    assert "core_pattern" in err
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+
+
+def test_root_in_a_container_cannot_write_kernel_settings_or_read_passwords(root: Person) -> None:
+    """There, root inside is the host's root without capabilities: ownership alone must not be enough."""
+    host = Elsewhere(root, "--overlay-root", "1", "--tmpfs", str(root.state))
+    before = Path("/proc/sys/kernel/core_pattern").read_text()
+    line = "id -u; echo x > /proc/sys/kernel/core_pattern && echo wrote; cat /etc/shadow && echo read"
+    _, document, _ = host("run", "--json", "-c", line)
+    assert document["sandbox"]["enforced"]["mechanism"] == "overlay-userns"
+    assert document["command"]["stdout"] == "0\n"
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+
+
+def test_passwords_are_not_readable_on_other_rungs(root: Person) -> None:
+    for taken in (["--overlay-state", str(root.state)], ["--deny", "unshare"]):
+        _, document, _ = Elsewhere(root, *taken)("run", "--json", "-c", "cat /etc/shadow")
+        secrets = [line.split(":")[1] for line in document["command"]["stdout"].splitlines() if ":" in line]
+        assert all(secret.startswith(("!", "*")) for secret in secrets), document["sandbox"]["enforced"]["mechanism"]
+
+
+def test_a_sandbox_cannot_have_its_work_told_falsely(person: Person) -> None:
+    """Names and attributes that mean deletion to other tools mean nothing here."""
+    code = "import os; open('.wh.README.md', 'w'); os.setxattr('src', 'user.overlay.opaque', b'y')"
+    document = person.json("run", "--", person.python, "-c", code)
+    assert document["command"]["exit_code"] == 0, document["command"]
+    assert document["changes"] == {"added": [".wh.README.md"], "modified": [], "deleted": []}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -127,3 +128,32 @@ def test_nothing_left_is_a_refusal_that_says_what_to_do(person: Person) -> None:
     assert code == 1
     assert found["healthy"] is False
     assert all(item["hint"] for item in found["checks"] if item["status"] == "missing" and not item["name"].startswith("rung "))
+
+
+def test_layers_in_memory_are_brought_to_disk_when_kept(person: Person) -> None:
+    """Deletions and replaced directories included, on a disk that cannot hold overlay's own marks."""
+    needs_root()
+    shutil.copy(HOSTS, person.place / "hosts.py")
+    line = f"{WORK}; rm -r src; mkdir src; echo s > src/only; touch .wh.name"
+    first = shlex.join(person.command("run", "--discard", "-c", "true")) + "; " + shlex.join(person.command("run", "-c", line))
+    second = shlex.join(person.command("diff", "--json", "@last"))
+    argv = ["--overlay-state", str(person.state), "--uid", str(person.uid), "--", "sh", "-c", f"{first} >&2; {second}"]
+    maker = Person(person.name, 0, person.place, sys.executable)
+    done = maker.shell(person.python, person.place / "hosts.py", *argv, cwd=person.project, env=person.environment())
+    assert json.loads(done.stdout)["changes"] == {
+        "added": [".wh.name", "deep/er/y", "new.txt", "src/only"],
+        "modified": [],
+        "deleted": ["README.md", "src/app.py", "src/test_app.py"],
+    }
+
+
+def test_a_full_disk_is_an_error_and_no_reason_for_a_weaker_rung(person: Person) -> None:
+    needs_root()
+    host = Elsewhere(person, "--tmpfs", f"{person.state}", "--tmpfs-size", "200k")
+    code, document, _ = host("run", "--json", "-c", "head -c 1000000 /dev/zero > big; echo $?; ls -la big")
+    if code == 125:
+        assert document["error"]["code"] in ("no_room", "state_unusable"), document
+        assert "space" in document["error"]["message"].lower()
+    else:
+        assert document["sandbox"]["enforced"]["stronger_rungs"] == []
+        assert "No space left" in document["command"]["stderr"]

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from elsewhere import units
 from elsewhere.cli.main import main, parser
 from elsewhere.sandbox.commands import Signals
 from elsewhere.sandbox.launcher import serve
@@ -10,7 +11,7 @@ from elsewhere.storage.state import State
 
 if __name__ == "__main__":
     parser()  # ahead of time
-    idle = float(os.environ.get("ELSEWHERE_LAUNCHER_IDLE_S", "300"))
+    idle = units.duration(os.environ.get("ELSEWHERE_LAUNCHER_IDLE_S") or 300)
     raise SystemExit(
         serve(
             State.open(),

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from elsewhere import __version__, units
 from elsewhere.cli import show
-from elsewhere.errors import ElsewhereError, UsageError
+from elsewhere.errors import ElsewhereError, StateError, UsageError
 from elsewhere.operations import documents, running, sandboxes
 from elsewhere.operations.running import RunRequest
 from elsewhere.sandbox import environment
@@ -26,6 +26,9 @@ _EPILOG = """examples:
   elsewhere diff @last                    what the last one changed
   elsewhere doctor                        what this machine can do
 """
+
+
+_VERBS: dict[str, argparse.ArgumentParser] = {}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,12 +76,12 @@ def parser() -> argparse.ArgumentParser:
 
     _verb(verbs, "list", _list, "sandboxes, newest first", "examples:\n  elsewhere list\n  elsewhere list --json\n")
     inspect = _verb(verbs, "inspect", _inspect, "everything about one sandbox", "examples:\n  elsewhere inspect @last\n")
-    inspect.add_argument("id", metavar="ID", help="an id, a unique part of one, or @last")
+    inspect.add_argument("id", metavar="ID", help="an id, the beginning or the last part of one, or @last")
     diff = _verb(verbs, "diff", _diff, "what a sandbox changed", "examples:\n  elsewhere diff @last --stat\n")
-    diff.add_argument("id", metavar="ID", help="an id, a unique part of one, or @last")
+    diff.add_argument("id", metavar="ID", help="an id, the beginning or the last part of one, or @last")
     diff.add_argument("--stat", action="store_true", help="only how many, by directory")
     remove = _verb(verbs, "rm", _rm, "throw sandboxes away", "examples:\n  elsewhere rm @last\n  elsewhere rm --all\n")
-    remove.add_argument("ids", metavar="ID", nargs="*", help="an id, a unique part of one, or @last")
+    remove.add_argument("ids", metavar="ID", nargs="*", help="an id, the beginning or the last part of one, or @last")
     remove.add_argument("--all", action="store_true", help="every sandbox that is not running")
     remove.add_argument("--force", action="store_true", help="running ones too")
     _verb(
@@ -113,6 +116,7 @@ def _verb(verbs: Any, name: str, function: Callable[..., int], text: str, epilog
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout and nothing else there")
     parser.set_defaults(function=function)
+    _VERBS[name] = parser
     return parser
 
 
@@ -121,7 +125,9 @@ def main(argv: list[str], signals: Signals | None) -> int:
     as_json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
     try:
         _check_verb(argv)
-        arguments = parser().parse_args(argv)
+        arguments, unknown = parser().parse_known_args(argv)
+        if unknown:
+            raise _unknown_option(arguments.verb, unknown[0])
         if arguments.verb is None:
             parser().print_help()
             return 0
@@ -131,15 +137,29 @@ def main(argv: list[str], signals: Signals | None) -> int:
         return _told(error, as_json=as_json, verb=argv[0] if argv else "")
     except BrokenPipeError:
         return 1  # whoever read our output has had enough
+    except OSError as error:
+        problem = StateError(
+            "system_error", f"{error.filename or 'the system'}: {error.strerror}", hint="elsewhere doctor looks around"
+        )
+        return _told(problem, as_json=as_json, verb=argv[0] if argv else "")
     except CallerGone:
         return 125
+    except KeyboardInterrupt:
+        return 130
 
 
 def _check_verb(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in show.VERBS:
-        near = difflib.get_close_matches(argv[0], show.VERBS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(show.VERBS)}"
+        near = difflib.get_close_matches(argv[0], show.VERBS, n=2)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(show.VERBS)}"
         raise UsageError("unknown_verb", f"unknown verb {argv[0]!r}", hint=hint)
+
+
+def _unknown_option(verb: str | None, option: str) -> UsageError:
+    table = parser()._option_string_actions if verb is None else _VERBS[verb]._option_string_actions
+    near = difflib.get_close_matches(option.partition("=")[0], table, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"elsewhere {verb} --help".replace("None ", "")
+    return UsageError("unknown_option", f"{verb or 'elsewhere'} does not know {option!r}", hint=hint)
 
 
 def _told(error: ElsewhereError, *, as_json: bool, verb: str) -> int:
@@ -175,7 +195,7 @@ def _run(arguments: argparse.Namespace, signals: Signals | None) -> int:
         base=arguments.base,
         keep=arguments.keep,
         discard=arguments.discard,
-        timeout=arguments.timeout,
+        timeout=None if arguments.timeout is None else units.duration(arguments.timeout),
         environment=asked,
         capture=arguments.json,
     )
@@ -225,8 +245,9 @@ def _diff(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _rm(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     if arguments.all == bool(arguments.ids):
         raise UsageError("no_selector", "rm needs sandboxes to remove, or --all", hint="elsewhere list shows them")
-    wanted = [record.id for record in sandboxes.list_sandboxes().records] if arguments.all else arguments.ids
-    removal = sandboxes.remove(wanted, force=arguments.force)
+    removal = (
+        sandboxes.remove_all(force=arguments.force) if arguments.all else sandboxes.remove(arguments.ids, force=arguments.force)
+    )
     if arguments.json:
         _print(documents.removal_document(removal))
     else:

@@ -62,9 +62,9 @@ def weaker(record: Record) -> None:
 
 def run(result: RunResult) -> None:
     """After a command on a terminal: how it ended, what changed, what to type next."""
-    if result.outcome.reason in ("timeout", "lost"):
-        print(f"elsewhere: {_ending(result)}", file=sys.stderr)
     if not sys.stderr.isatty():
+        if result.outcome.reason in ("timeout", "lost"):
+            print(f"elsewhere: {_ending(result)}", file=sys.stderr)
         if result.kept:
             print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
         return
@@ -139,7 +139,7 @@ def listing(found: Listing) -> None:
 
 def inspect(document: dict[str, Any]) -> None:
     for key in ("id", "state", "project", "path", "created_at", "ended_at", "base", "network", "command", "identity"):
-        print(f"{key:12} {safe(str(document[key]))}")
+        print(f"{key:12} {safe(_words(document[key]))}")
     print(_paint("enforced", "1", sys.stdout))
     table([["  " + key, safe(_words(value))] for key, value in document["enforced"].items()], sys.stdout)
     print(_paint("plan", "1", sys.stdout))
@@ -153,7 +153,7 @@ def _words(value: object) -> str:
         return "; ".join(_words(item) for item in value) or "nothing"
     if isinstance(value, dict):
         return ", ".join(f"{key}: {item}" for key, item in value.items()) or "nothing"
-    return str(value)
+    return "-" if value is None else str(value)
 
 
 def removal(result: Removal) -> None:
@@ -165,6 +165,6 @@ def removal(result: Removal) -> None:
 
 def doctor(checks: "list[Any]") -> None:
     for check in checks:
-        print(f"{_paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(24)} {safe(check.detail)}")
+        print(f"{_paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(26)} {safe(check.detail)}")
         if check.hint:
-            print(f"{'':34} → {check.hint}")
+            print(f"{'':36} → {check.hint}")

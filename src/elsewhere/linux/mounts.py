@@ -34,6 +34,7 @@ __all__ = [
     "Overlay",
     "Own",
     "Plan",
+    "ReadOnly",
     "attach",
     "build",
     "prepare",
@@ -324,6 +325,27 @@ class Cover(Operation):
 
     def words(self) -> str:
         return "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnly(Operation):
+    """Part of what was mounted before, from here down without the right to write. What is not there needs none."""
+
+    def make(self, bench: Bench) -> int:
+        place = sys_.openat2(bench.root, self.target, os.O_PATH, _TARGET_LOOKUP)
+        try:
+            fd = sys_.open_tree(place, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)
+        finally:
+            os.close(place)
+        _setattr(fd, sys_.MOUNT_ATTR_RDONLY, 0, bench)
+        return fd
+
+    def execute(self, bench: Bench) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Operation.execute(self, bench)
+
+    def words(self) -> str:
+        return "read-only"
 
 
 @dataclass(frozen=True, slots=True)

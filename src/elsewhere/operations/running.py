@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elsewhere import settings
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import UsageError
-from elsewhere.operations.sandboxes import find_project
+from elsewhere.operations.sandboxes import find_project, settings_of
 from elsewhere.sandbox import commands
 from elsewhere.sandbox.commands import CallerGone, Outcome, Signals, Spec
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.record import Record
-from elsewhere.storage.state import State, home_directory
+from elsewhere.storage.state import State
 
 __all__ = ["RunRequest", "RunResult", "run"]
 
@@ -55,11 +54,7 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
     here = os.getcwd()
     project = find_project(request.project, here)
     directory = _directory(request.directory, here, project.path)
-    home = home_directory(os.getuid())
-    sources = [
-        (settings.load(os.path.join(project.path, "elsewhere.toml")), False),
-        (settings.load(settings.user_file(home)), True),
-    ]
+    sources = settings_of(project)
     state = State.open()
     began = time.monotonic()
     live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from elsewhere import settings
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.sandbox import contents, project, record
@@ -10,9 +11,21 @@ from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.settings import Settings
 from elsewhere.storage.state import State, home_directory
 
-__all__ = ["Listing", "Removal", "changes", "find_project", "inspect", "list_sandboxes", "open_sandbox", "remove"]
+__all__ = [
+    "Listing",
+    "Removal",
+    "changes",
+    "find_project",
+    "inspect",
+    "list_sandboxes",
+    "open_sandbox",
+    "remove",
+    "remove_all",
+    "settings_of",
+]
 
 
 def find_project(chosen: str | None, directory: str) -> Project:
@@ -22,10 +35,9 @@ def find_project(chosen: str | None, directory: str) -> Project:
     return project.find(directory, home)
 
 
-def open_sandbox(chosen: str, *, base: str = "live", story: str, abandoned: str) -> Live:
+def open_sandbox(found: Project, *, base: str = "live", story: str, abandoned: str) -> Live:
     if base != "live":
         raise UsageError("bad_base", f"the base {base!r} is not known", hint="use 'live'")
-    found = find_project(chosen, os.getcwd())
     return create(State.open(), found, base=base, story=story, abandoned=abandoned)
 
 
@@ -56,28 +68,47 @@ class Removal:
     skipped: list[dict[str, str]]
 
 
+def settings_of(found: Project) -> list[tuple[Settings, bool]]:
+    """The project's own settings and the user's, each with whether it may ask for everything."""
+    home = home_directory(os.getuid())
+    project_file = os.path.join(found.path, project.SETTINGS)
+    return [(settings.load(project_file), False), (settings.load(settings.user_file(home)), True)]
+
+
 def remove(wanted: list[str], *, force: bool = False) -> Removal:
-    """A running sandbox is skipped unless forced; each of several is removed or skipped on its own."""
+    """A running sandbox is skipped unless forced; each of several is removed or skipped on its own. One that was named alone and
+    cannot be removed is an error."""
     state = State.open()
     result = Removal([], [], [])
-    engine = Engine.shared(state)
-    first: ElsewhereError | None = None
+    problems: list[ElsewhereError] = []
     for word in wanted:
         try:
             sandbox_id = record.find(state, word)
+            result.matched.append(sandbox_id)
+            _remove(state, sandbox_id, force=force)
+            result.removed.append(sandbox_id)
         except ElsewhereError as error:
-            first = first or error
+            problems.append(error)
             result.skipped.append({"id": word, "reason": error.message})
-            continue
-        result.matched.append(sandbox_id)
-        if record.is_alive(state, sandbox_id) and not force:
-            first = first or InUse(
-                "sandbox_in_use", f"the sandbox {sandbox_id!r} is running", hint=f"elsewhere rm --force {sandbox_id}"
-            )
-            result.skipped.append({"id": sandbox_id, "reason": "running"})
-            continue
-        engine.ask("remove", sandbox_id)
-        result.removed.append(sandbox_id)
-    if first is not None and len(wanted) == 1:
-        raise first
+    if problems and len(wanted) == 1:
+        raise problems[0]
     return result
+
+
+def remove_all(*, force: bool = False) -> Removal:
+    """Every sandbox; running ones are skipped unless forced, which is not an error here."""
+    state = State.open()
+    result = Removal(state.sandbox_ids(), [], [])
+    for sandbox_id in result.matched:
+        try:
+            _remove(state, sandbox_id, force=force)
+            result.removed.append(sandbox_id)
+        except InUse:
+            result.skipped.append({"id": sandbox_id, "reason": "running"})
+    return result
+
+
+def _remove(state: State, sandbox_id: str, *, force: bool) -> None:
+    if record.is_alive(state, sandbox_id) and not force:
+        raise InUse("sandbox_in_use", f"the sandbox {sandbox_id!r} is running", hint=f"elsewhere rm --force {sandbox_id}")
+    Engine.shared(state).ask("remove", sandbox_id)

@@ -16,6 +16,8 @@ Descriptors: `control` leads to the keeper and goes to whoever owns the sandbox;
 to the builder; end of file on it ends the builder.
 """
 
+import contextlib
+import errno
 import itertools
 import os
 import pickle
@@ -25,6 +27,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,6 +38,7 @@ from elsewhere.sandbox import wire
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeper import Keeper, seal_imports
 from elsewhere.sandbox.view import USER_ROOT, Layer
+from elsewhere.storage import copying
 
 __all__ = ["Blank", "BuildFailed", "Fuse", "blank", "landlocked", "leave_the_launcher"]
 
@@ -152,6 +156,9 @@ def _builder(
         uid, gid = os.getuid(), os.getgid()
         if whole_machine:
             sys_.unshare(kinds)
+        elif uid == 0:
+            with _mapper_of_all_ids():
+                sys_.unshare(kinds | sys_.CLONE_NEWUSER)
         else:
             sys_.unshare(kinds | sys_.CLONE_NEWUSER)
             _map_myself(uid, gid)
@@ -243,7 +250,7 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
             os.setresuid(0, 0, 0)
         step = "capabilities"
         keeper = Keeper(control, alone=True)
-        capabilities.give_up_all_but(capabilities.KEPT if whole_machine else ())
+        capabilities.give_up_all_but(capabilities.KEPT if os.getuid() == 0 else ())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
         step = "filter"
         _quiet_signals()
@@ -311,6 +318,37 @@ def _map_myself(uid: int, gid: int) -> None:
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
 
+@contextlib.contextmanager
+def _mapper_of_all_ids() -> Iterator[None]:
+    """Root of a container works on files of others, so all its ids are mapped onto themselves once the body has entered a new
+    user namespace. More than one's own id can only be mapped by a process that stayed in the old one."""
+    target = os.getpid()
+    go, told = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    mapper = os.fork()
+    if mapper == 0:
+        code = 1
+        try:
+            if os.read(go[0], 1):
+                for name in ("uid_map", "gid_map"):
+                    with open(f"/proc/self/{name}", encoding="ascii") as own:
+                        ranges = [line.split() for line in own]
+                    _write(f"/proc/{target}/{name}", "\n".join(f"{first} {first} {count}" for first, _, count in ranges))
+                os.write(told[1], b"+")
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(told[1])
+    try:
+        yield
+        os.write(go[1], b"+")
+        if not os.read(told[0], 1):
+            raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
+    finally:
+        for fd in (*go, told[0]):
+            os.close(fd)
+        os.waitpid(mapper, 0)
+
+
 def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
     """Upper and work on a tmpfs with a cap, where the state directory cannot hold them; shaped like the directory on disk."""
     context = sys_.fsopen("tmpfs")
@@ -330,16 +368,17 @@ def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
 
 
 def _mirror(source: str, target: str) -> None:
-    """The same empty directories, with owners and modes."""
+    """The same directories, and the few files that a layer starts with, with owners and modes."""
     os.mkdir(target)
-    found = os.stat(source)
-    if os.geteuid() == 0:
-        os.chown(target, found.st_uid, found.st_gid)
-    os.chmod(target, found.st_mode & 0o7777)
     with os.scandir(source) as entries:
         for entry in entries:
+            place = os.path.join(target, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                _mirror(entry.path, os.path.join(target, entry.name))
+                _mirror(entry.path, place)
+            elif entry.is_file(follow_symlinks=False):
+                copying.copy_file(entry.path, place)
+                copying.copy_attributes(entry.path, place, entry.stat(follow_symlinks=False))
+    copying.copy_attributes(source, target, os.stat(source))
 
 
 def _start_fuse(fuse: Fuse, bench: Bench) -> list[subprocess.Popen[bytes]]:

@@ -22,7 +22,7 @@ def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
     for layer in record.layers:
         upper = f"{directory}/upper/{layer['number']}"
         if os.path.isdir(upper):
-            pristine = seeds.pristine() if layer["at"] == "/" else None
+            pristine = seeds.pristine()
             found.extend(compare_overlay(upper, layer["lower"], layer["at"], _encoding(record, upper), pristine))
     found.sort()
     return found.without([*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), state.path])

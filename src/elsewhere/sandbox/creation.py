@@ -106,7 +106,7 @@ def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made
         identity=asdict(who),
         enforced=_enforced(raised, reasons),
         layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
-        plan=[[operation.target, operation.words()] for operation in raised.view.plan.operations()],
+        plan=[list(step) for step in raised.view.told],
         environment_left_out=request.left_out,
         version=__version__,
     )
@@ -139,7 +139,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, objec
         "processes": "descendants of the keeper" if rung.copy else "own process namespace",
         "user": "own user namespace" if not rung.copy else "the caller's",
         "network": "host",
-        "capabilities": list(capabilities.KEPT) if rung.whole_machine else [],
+        "capabilities": list(capabilities.KEPT) if os.geteuid() == 0 and not rung.copy else [],
         "no_new_privileges": True,
         "system_calls": f"{len(seccomp.DENIED)} denied",
         "hidden": list(raised.view.hidden),

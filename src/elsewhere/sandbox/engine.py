@@ -46,7 +46,7 @@ def start(state: State, name: str) -> None:
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
             environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
             paths = os.pathsep.join(path for path in sys.path if path)
-            subprocess.Popen(
+            launcher = subprocess.Popen(
                 [sys.executable, "-X", "utf8", "-W", "ignore", "-m", "elsewhere.cli.launch", name, str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -55,11 +55,21 @@ def start(state: State, name: str) -> None:
                 env={**environment, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
                 pass_fds=[writer],
                 start_new_session=True,
-            ).returncode = 0  # it is meant to outlive us: no warning when this object goes
+            )
     finally:
         os.close(writer)
     with open(reader, "rb") as pipe:
-        pipe.read()  # closed by the launcher when it listens, or by its end
+        listening = pipe.read()  # a word when it listens; nothing when it ended, or found another one there
+    code = None if listening else launcher.wait()
+    launcher.returncode = 0  # it is meant to outlive us: no warning when this object goes
+    if code:
+        raise Broken("launcher_did_not_start", f"the launcher ended with {code}: {_last_line(log)}", hint=f"see {log}")
+
+
+def _last_line(path: str) -> str:
+    with open(path, "rb") as stream:
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "without a word"
 
 
 class Engine:
@@ -105,6 +115,7 @@ class Engine:
             if sock is not None:
                 return sock
             start(self.state, name)
+            time.sleep(0.005)  # another one that was faster may not listen yet
         log = os.path.join(self.state.room("run"), f"{name}.log")
         raise Broken("launcher_did_not_start", f"the launcher did not start within {_START_S:.0f} s", hint=f"see {log}")
 

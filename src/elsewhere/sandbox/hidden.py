@@ -31,10 +31,10 @@ def watched(home: str) -> list[str]:
     return sorted(parents)
 
 
-def hidden_places(home: str, shown: tuple[str, ...], state: str) -> list[str]:
+def hidden_places(home: str, shown: tuple[str, ...], state: str, also: tuple[str, ...] = ()) -> list[str]:
     """Existing places to cover, shortest first. `shown` are the project and what belongs to it."""
     homes = [home]
-    found = [state]
+    found = [state, *also]
     for other in _homes():
         if other == home:
             continue

@@ -146,6 +146,9 @@ class Keeper:
                 missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
                 _say(channel, f"refused {error.errno} {127 if missing else 126}")
                 return
+            except ValueError:  # what no program can be given
+                _say(channel, f"refused {errno.EINVAL} 126")
+                return
             if terminal >= 0:
                 socket.send_fds(channel, [b"terminal"], [terminal])
             _say(channel, f"started {pid}")

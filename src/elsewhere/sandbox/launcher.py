@@ -27,7 +27,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, UsageError
@@ -176,7 +176,7 @@ class Launcher:
         fds = [made.raised.control.detach()]
         if made.raised.memory_fd >= 0:
             fds.append(made.raised.memory_fd)
-        return ("created", asdict(made.record), made.raised.project_path), fds
+        return ("created", made.record.fields(), made.raised.project_path), fds
 
     def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
         """Answered when nothing of the sandbox runs any more, which may be later."""
@@ -337,6 +337,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     gc.collect()
     gc.freeze()
     if ready >= 0:
+        os.write(ready, b"listening")
         os.close(ready)
     try:
         launcher.run()

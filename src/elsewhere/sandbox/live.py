@@ -1,6 +1,7 @@
 """A running sandbox as its owner has it: the way to its keeper, its record, and the end."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -52,6 +53,11 @@ class Live:
     ) -> Spec:
         """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
         chosen = self.environment(asked, settings, directory, caller=os.environ if caller is None else caller)
+        for word in (*argv, directory, *chosen.variables.values()):
+            if "\0" in word:
+                raise UsageError(
+                    "nul_byte", f"{word!r} contains a NUL byte", hint="no argument, directory or variable can have one"
+                )
         return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, last=last)
 
     def environment(
@@ -102,7 +108,13 @@ class Live:
             # Left by overlay as a warning that nothing was synced; it would refuse the next mount.
             shutil.rmtree(f"{self.state.sandbox(self.id)}/work/{layer['number']}/work/incompat", ignore_errors=True)
         self.record.state, self.record.ended_at = "stopped", wall()
-        record.save(self.record, self.state.sandbox(self.id))
+        try:
+            record.save(self.record, self.state.sandbox(self.id))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # The disk is full, probably by the command itself: its outcome still counts, and the old record reads as lost.
+            self.record.lost = True
 
     def remove(self) -> None:
         """End everything that runs and throw the rest away. Twice is once."""
@@ -114,7 +126,9 @@ class Live:
         self._open = False
         try:
             self.engine.ask(how, self.id)
-        except Broken:
+        except Broken as error:
+            if error.code != "launcher_gone":
+                raise
             # The launcher died. The keeper ends with its control socket, and a new launcher does the rest.
             self.control.close()
             record.wait_for_end(self.state, self.id)

@@ -141,6 +141,7 @@ def begin(mechanism: Mechanism, host: Host, project: Project, state: State, dire
     except OSError as error:
         raise _as_build_failure(error) from error
     try:
+        blank.ready()
         _hold_lock(directory, blank.control)
         blank.order(drawn.plan, directory, memory=mechanism.memory)
     except BuildFailed as failure:
@@ -192,8 +193,8 @@ def _make_directories(drawn: View, directory: str, *, whole_machine: bool) -> No
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
             take_after(layer.lower, upper, shift)
-            if whole_machine and layer.at == "/":
-                seeds.sow(upper)
+            if whole_machine and layer.at == drawn.accounts_at:
+                seeds.sow(upper, layer.at)
         work = f"{directory}/work/{layer.number}"
         if _made(work) and shift:
             os.chown(work, shift, shift)
@@ -233,7 +234,7 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
     for private in ("tmp", "home"):
         os.mkdir(os.path.join(directory, private), 0o700)
         places.append(os.path.join(directory, private))
-    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state)
+    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
     rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
     rules += [(path, landlock.WRITE) for path in places]
     rules += [
@@ -241,7 +242,7 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
     ]
     keeper, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
     _hold_lock(directory, control)
-    nothing = View(view.empty_plan(), (), tuple(places_hidden))
+    nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
         mechanism, directory, control, keeper, keeper, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out
     )

@@ -42,12 +42,15 @@ class Record:
     lost: bool = False
     version: str = ""
 
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
 
 _FIELDS = tuple(item.name for item in fields(Record))
 
 
 def save(record: Record, directory: str) -> None:
-    content = json.dumps({name: getattr(record, name) for name in _FIELDS}, separators=(",", ":"))
+    content = json.dumps(record.fields(), separators=(",", ":"))
     write_aside(os.path.join(directory, _FILE), content.encode())
 
 

@@ -31,11 +31,11 @@ def _locked(line: bytes) -> bytes:
     return b":".join(words)
 
 
-def sow(upper: str) -> None:
-    """Put them into a fresh layer of `/`, with the owners that they have."""
+def sow(upper: str, at: str) -> None:
+    """Put them into the fresh layer that is mounted at `at`, with the owners that they have."""
     for path, content in pristine().items():
         real = os.stat(path)
-        target = upper + path
+        target = os.path.join(upper, os.path.relpath(path, at))
         parent = os.path.dirname(target)
         if not os.path.isdir(parent):
             above = os.stat(os.path.dirname(path))

@@ -57,7 +57,7 @@ class Stock:
         if not mechanism.pooled:
             return self._make(mechanism, host, project)
         now = view.fingerprint(host, project, whole_machine=mechanism.whole_machine)
-        wish = _Wish(mechanism, host, project, now)
+        wish = _Wish(mechanism, host, Project(project.path, project.git, head=None), now)
         self._wish = wish
         self._rest()
         while self._raised:

@@ -37,6 +37,7 @@ from elsewhere.linux.mounts import (
     Overlay,
     Own,
     Plan,
+    ReadOnly,
 )
 from elsewhere.sandbox import hidden, seeds
 from elsewhere.sandbox.ids import FIRST_ID
@@ -71,6 +72,7 @@ _PROC_MASKED = (
     "latency_stats",
 )
 _PROC_MASKED_DIRECTORIES = ("acpi", "scsi")
+_PROC_READ_ONLY = ("bus", "fs", "irq", "sys")  # the host's root could write there without any capability
 _SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug")
 _SHM_SIZE = "50%"
 
@@ -101,9 +103,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class View:
+    """`told` is the plan in words, made when it is drawn: a sandbox that was raised ahead of time is told about at once.
+    `accounts_at` is the layer that gets its own version of the accounts (`seeds.py`); None: they are hidden instead."""
+
     plan: Plan
     layers: tuple[Layer, ...]
     hidden: tuple[str, ...]
+    told: tuple[tuple[str, str], ...]
+    accounts_at: str | None
 
 
 def draw(host: Host, project: Project, *, whole_machine: bool, redirects: bool = True, overlay: bool = True) -> View:
@@ -121,6 +128,7 @@ def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
     operations: list[Operation] = [Handed("/proc", "proc")]
     operations += [Cover(f"/proc/{name}", directory=False) for name in _PROC_MASKED]
     operations += [Cover(f"/proc/{name}", directory=True) for name in _PROC_MASKED_DIRECTORIES]
+    operations += [ReadOnly(f"/proc/{name}") for name in _PROC_READ_ONLY]
     if whole_machine:
         operations.append(Fresh("/sys", "sysfs", attributes=quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY))
         operations += [Cover(f"/sys/{name}", directory=True) for name in _SYS_MASKED_DIRECTORIES]
@@ -210,7 +218,7 @@ class _Drawing:
         local = mount.kind not in _NETWORK and not mount.kind.startswith("fuse")
         if not local or "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
             return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=local)
-        needed = any(_within(place, mount.target) for place in self._shown)
+        needed = any(_within(place, mount.target) for place in (*self._shown, *seeds.ACCOUNTS))
         return self._over(mount.target, mount.target, attributes=attributes, required=needed)
 
     def _stepping_stones(self, place: str) -> list[Operation]:
@@ -276,9 +284,15 @@ class _Drawing:
         )
 
     def _finished(self, root: Operation, operations: list[Operation], always: tuple[Operation, ...]) -> View:
-        places = hidden.hidden_places(self._host.home, self._shown, self._host.state)
+        accounts_at = mountinfo.containing("/etc", self._mounts).target if self._idmapped else None
+        if accounts_at not in [layer.at for layer in self._layers]:
+            accounts_at = None  # on a mount of its own that is read-only
+        also = () if accounts_at else seeds.ACCOUNTS
+        places = hidden.hidden_places(self._host.home, self._shown, self._host.state, also)
         covers = [Cover(path, directory=os.path.isdir(path)) for path in places]
-        return View(Plan(always, root, (*operations, *covers)), tuple(self._layers), tuple(places))
+        plan = Plan(always, root, (*operations, *covers))
+        told = tuple((operation.target, operation.words()) for operation in plan.operations())
+        return View(plan, tuple(self._layers), tuple(places), told, accounts_at)
 
 
 def _sockets(unreachable: tuple[str, ...]) -> list[str]:

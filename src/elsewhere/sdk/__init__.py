@@ -1,6 +1,7 @@
 """The public Python face: `Sandbox`, what a command in it gives back, and the errors."""
 
+from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError
-from elsewhere.sdk.sandbox import CommandResult, Sandbox
+from elsewhere.sdk.sandbox import CommandFailed, CommandResult, Sandbox
 
-__all__ = ["CommandResult", "ElsewhereError", "Sandbox"]
+__all__ = ["Changes", "CommandFailed", "CommandResult", "ElsewhereError", "Sandbox"]

@@ -9,9 +9,10 @@ from typing import Literal
 from elsewhere import units
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
-from elsewhere.operations.sandboxes import open_sandbox
+from elsewhere.operations.sandboxes import find_project, open_sandbox, settings_of
 from elsewhere.sandbox import commands
 from elsewhere.sandbox.live import Live
+from elsewhere.settings import Settings
 
 __all__ = ["CommandFailed", "CommandResult", "Sandbox"]
 
@@ -48,9 +49,10 @@ class CommandResult:
 class Sandbox:
     """Made by `Sandbox.create`. Leaving the `with` block discards it, unless `on_exit="keep"` was asked for."""
 
-    def __init__(self, live: Live, on_exit: str) -> None:
+    def __init__(self, live: Live, on_exit: str, sources: list[tuple[Settings, bool]]) -> None:
         self._live = live
         self._on_exit = on_exit
+        self._sources = sources
         self._ended = False
 
     @classmethod
@@ -64,7 +66,9 @@ class Sandbox:
         """A sandbox of `project` and the machine around it, ready for commands."""
         if on_exit not in ("discard", "keep"):
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
-        return cls(open_sandbox(os.fspath(project), base=base, story="sdk", abandoned=on_exit), on_exit)
+        found = find_project(os.fspath(project), os.getcwd())
+        sources = settings_of(found)
+        return cls(open_sandbox(found, base=base, story="sdk", abandoned=on_exit), on_exit, sources)
 
     @property
     def id(self) -> str:
@@ -101,7 +105,7 @@ class Sandbox:
             raise UsageError("no_command", "the command is empty", hint="give at least the name of a program")
         directory = self._live.record.project if cwd is None else os.path.join(self._live.record.project, os.fspath(cwd))
         limit = None if timeout is None else units.duration(timeout)
-        spec = self._live.spec(argv, directory, (env or {}).items(), timeout=limit)
+        spec = self._live.spec(argv, directory, (env or {}).items(), self._sources, timeout=limit)
         stdin = _source(input)
         try:
             outcome = commands.captured(self._live.control, spec, stdin)

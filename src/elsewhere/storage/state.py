@@ -22,6 +22,7 @@ import errno
 import os
 import pwd
 import stat
+import threading
 from dataclasses import dataclass
 
 from elsewhere.errors import StateError
@@ -31,6 +32,7 @@ __all__ = ["SCHEMA", "State", "home_directory", "write_aside"]
 
 SCHEMA = 1
 _ROOMS = ("run", "mnt", "sandboxes", "spare", "trash")
+_opened: dict[str, tuple[int, ...]] = {}
 
 
 def home_directory(uid: int) -> str:
@@ -54,6 +56,11 @@ class State:
         place = os.path.realpath(path or default_state())
         state = cls(place)
         try:
+            if _opened.get(place) == _look(place):
+                return state  # as we left it
+        except OSError:
+            pass  # made, or complained about, below
+        try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             found = os.lstat(place)
             if found.st_uid != os.geteuid():
@@ -68,6 +75,7 @@ class State:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(os.path.join(place, room), 0o700)
             state._check_schema()
+            _opened[place] = _look(place)
         except OSError as error:
             raise _unusable(place, error) from error
         return state
@@ -101,6 +109,21 @@ class State:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
+def _look(place: str) -> tuple[int, ...]:
+    """What has to stay the same for a state directory to be still the one that was checked."""
+    about, schema = os.stat(place), os.stat(os.path.join(place, "schema"))
+    return (
+        about.st_dev,
+        about.st_ino,
+        about.st_uid,
+        about.st_mode,
+        about.st_mtime_ns,
+        schema.st_ino,
+        schema.st_mtime_ns,
+        schema.st_size,
+    )
+
+
 def _unusable(place: str, error: OSError) -> StateError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space there, or set ELSEWHERE_HOME to a directory on another file system"
@@ -111,7 +134,7 @@ def _unusable(place: str, error: OSError) -> StateError:
 
 def write_aside(path: str, content: bytes, mode: int = 0o600) -> None:
     """Whole or not at all: readers see the old content or the new one."""
-    aside = f"{path}.{os.getpid()}.new"
+    aside = f"{path}.{os.getpid()}-{threading.get_ident()}.new"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         try:

@@ -1,0 +1,71 @@
+"""The budgets of the design that apply so far, and whether they are met. Ratios of one run on one machine; never a failure."""
+
+from dataclasses import dataclass
+
+import cloning
+import filework
+import memory
+import shell
+import warm
+from measure import Row, Section
+
+__all__ = ["Verdict", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    what: str
+    budget: str
+    measured: str
+    verdict: str
+
+
+def judge(sections: list[Section]) -> list[Verdict]:
+    by_letter = {section.letter: section for section in sections}
+    return [
+        _ratio(by_letter.get("A"), warm.ELSEWHERE, "in-process create + run `true` + remove, against `bwrap`", 1.0, 0.8),
+        _ratio(by_letter.get("B"), shell.ELSEWHERE, "cold `elsewhere run -- true`, against `python -c pass`", 2.5, 2.0),
+        _memory(by_letter.get("E"), 2.0),
+        _ratio(by_letter.get("D"), filework.TOTAL, "file work inside, against outside", 1.4, None),
+        _faster(by_letter.get("C")),
+    ]
+
+
+def _ratio(section: Section | None, name: str, what: str, limit: float, aim: float | None) -> Verdict:
+    budget = f"≤ {limit:.1f} x" + (f" (aim {aim:.1f} x)" if aim else "")
+    row = section.row(name) if section else None
+    if row is None or row.ratio is None:
+        return Verdict(what, budget, "-", f"not measured{_reason(section)}")
+    return Verdict(what, budget, f"{row.ratio:.2f} x", _verdict(row.ratio, limit, aim))
+
+
+def _memory(section: Section | None, limit: float) -> Verdict:
+    what, budget = "memory of an idle running sandbox, proportional", f"≤ {limit:.0f} MiB"
+    row = section.row(memory.KEEPER) if section else None
+    if row is None or row.samples is None:
+        return Verdict(what, budget, "-", f"not measured{f': {row.absent}' if row and row.absent else ''}")
+    return Verdict(what, budget, f"{row.samples.median:.2f} MiB", _verdict(row.samples.median, limit, None))
+
+
+def _faster(section: Section | None) -> Verdict:
+    """The budget is meant for a pinned base; there is only a live one so far, which is held to the same."""
+    what, budget = "create, against `git worktree add` (live; the budget is for a pinned base)", "≥ 10 x faster"
+    row = section.row(cloning.ELSEWHERE) if section else None
+    if row is None or not row.ratio:
+        return Verdict(what, budget, "-", f"not measured{_reason(section)}")
+    return Verdict(what, budget, f"{1 / row.ratio:.0f} x faster", "met" if 1 / row.ratio >= 10 else "missed")
+
+
+def _verdict(measured: float, limit: float, aim: float | None) -> str:
+    if measured > limit:
+        return "missed"
+    if aim is None:
+        return "met"
+    return "met, and the aim too" if measured <= aim else "met, the aim is not"
+
+
+def _reason(section: Section | None) -> str:
+    if section is None:
+        return ""
+    baseline: Row | None = section.row(section.baseline)
+    return f": {baseline.name} is absent ({baseline.absent})" if baseline is not None and baseline.absent else ""

@@ -1,0 +1,150 @@
+"""One run's results as text for a terminal, as JSON for programs and as a Markdown page. Paths of this machine are in none."""
+
+from dataclasses import dataclass, field
+
+from budget import Verdict
+from measure import Row, Section
+
+__all__ = ["Report"]
+
+_FOREWORD = (
+    "Written by `bench/compare.py --markdown`, not by hand. Everything was measured in one run on one machine, interleaved: "
+    "compare rows, not absolute values. What is timed is the product with everything on, from its front doors."
+)
+
+
+@dataclass(slots=True)
+class Report:
+    machine: dict[str, str]
+    quick: bool
+    took_s: float = 0.0
+    sections: list[Section] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        lines = [f"{name + ':':<28}{value}" for name, value in self.machine.items()]
+        for section in self.sections:
+            lines += ["", f"{section.letter}. {section.title}", *_wrapped(section.text), ""]
+            lines += _aligned(_header(section), [_cells(row, section) for row in section.rows])
+        lines += ["", "Budgets", ""]
+        cells = [[one.what, one.budget, one.measured, one.verdict] for one in self.verdicts]
+        lines += _aligned(["what", "budget", "measured", "verdict"], cells)
+        lines += ["", *self._remarks()]
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        lines = [
+            "# Performance",
+            "",
+            _FOREWORD,
+            "",
+            "## Budgets",
+            "",
+            *_table(
+                ["what", "budget", "measured", "verdict"],
+                [[one.what, one.budget, one.measured, one.verdict] for one in self.verdicts],
+            ),
+        ]
+        for section in self.sections:
+            lines += ["", f"## {section.letter}. {section.title}", "", section.text, ""]
+            lines += _table(_header(section), [_cells(row, section) for row in section.rows])
+        lines += ["", "## The machine", "", *_table(["", ""], [[name, value] for name, value in self.machine.items()])]
+        lines += ["", *self._remarks(), ""]
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, object]:
+        return {
+            "machine": self.machine,
+            "quick": self.quick,
+            "took_s": round(self.took_s, 1),
+            "budgets": [
+                {"what": one.what, "budget": one.budget, "measured": one.measured, "verdict": one.verdict}
+                for one in self.verdicts
+            ],
+            "sections": [_section_document(section) for section in self.sections],
+            "errors": self.errors,
+        }
+
+    def _remarks(self) -> list[str]:
+        said = [f"The run took {self.took_s:.0f} s."]
+        if self.quick:
+            said.append("A quick run with very few repetitions: it shows that everything works, not how fast.")
+        return said + [f"ERROR: {error}" for error in self.errors]
+
+
+def _header(section: Section) -> list[str]:
+    ratio = [f"x {section.baseline}"] if section.baseline else []
+    return ["", f"median {section.unit}", "p10", "p90", "n", *ratio, ""]
+
+
+def _cells(row: Row, section: Section) -> list[str]:
+    name = f"- {row.name}" if row.part else row.name
+    if row.samples is None:
+        return [name, "-", "-", "-", "-", *([""] if section.baseline else []), row.absent]
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}" if row.ratio >= 0.1 else f"{row.ratio:.4f}"
+    ratios = [ratio] if section.baseline else []
+    digits = 2 if section.unit == "MiB" or row.samples.median < 100 else 0
+    numbers = [row.samples.median, row.samples.quantile(0.1), row.samples.quantile(0.9)]
+    return [name, *(f"{number:,.{digits}f}" for number in numbers), str(len(row.samples.values)), *ratios, row.note]
+
+
+def _aligned(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Columns by their widest cell; numbers to the right."""
+    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+    numeric = _numeric(header)
+    lines = []
+    for line in [header, ["-" * width for width in widths], *rows]:
+        cells = [
+            cell.rjust(width) if column in numeric else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append(("   " + "  ".join(cells)).rstrip())
+    return lines
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    numeric = _numeric(header)
+    rule = ["--:" if column in numeric else "---" for column in range(len(header))]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in [header, rule, *escaped]]
+
+
+def _numeric(header: list[str]) -> set[int]:
+    return {column for column, title in enumerate(header) if title == "n" or title.startswith(("median ", "p10", "p90", "x "))}
+
+
+def _wrapped(text: str, width: int = 116) -> list[str]:
+    lines, line = [], "  "
+    for word in text.split():
+        if len(line) + len(word) + 1 > width:
+            lines.append(line)
+            line = "  "
+        line += f" {word}"
+    return [*lines, line]
+
+
+def _section_document(section: Section) -> dict[str, object]:
+    return {
+        "letter": section.letter,
+        "title": section.title,
+        "text": section.text,
+        "unit": section.unit,
+        "baseline": section.baseline,
+        "rows": [_row_document(row) for row in section.rows],
+    }
+
+
+def _row_document(row: Row) -> dict[str, object]:
+    document: dict[str, object] = {"name": row.name, "part": row.part, "note": row.note}
+    if row.samples is None:
+        return {**document, "absent": row.absent}
+    return {
+        **document,
+        "median": row.samples.median,
+        "mean": row.samples.mean,
+        "p10": row.samples.quantile(0.1),
+        "p90": row.samples.quantile(0.9),
+        "ratio": row.ratio,
+        "samples": [round(value, 4) for value in row.samples.values],
+    }

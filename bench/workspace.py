@@ -1,0 +1,72 @@
+"""Where a run works: one temporary directory that holds everything and is gone afterwards.
+
+    elsewhere-bench-XXXXXXXX/
+      project/    the generated project
+      other/      two small projects, for who changes between projects
+      state/      ELSEWHERE_HOME of this run, so that the user's own state is never touched
+      scratch/    for the same work outside of a sandbox, and for copies of the project
+      branches/   where sandlock keeps what it writes
+
+All on one file system, outside of /tmp and /var/tmp: sandboxes have those fresh, so a project there would be a special case.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elsewhere.storage import trash
+
+__all__ = ["Workspace", "default_parent", "opened"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    root: str
+
+    @property
+    def project(self) -> str:
+        return os.path.join(self.root, "project")
+
+    @property
+    def others(self) -> tuple[str, str]:
+        return os.path.join(self.root, "other", "one"), os.path.join(self.root, "other", "two")
+
+    @property
+    def state(self) -> str:
+        return os.path.join(self.root, "state")
+
+    @property
+    def scratch(self) -> str:
+        return os.path.join(self.root, "scratch")
+
+    @property
+    def branches(self) -> str:
+        return os.path.join(self.root, "branches")
+
+
+def default_parent() -> str:
+    if os.geteuid() == 0 and os.path.isdir("/srv"):
+        return "/srv"
+    return os.path.join(os.path.expanduser("~"), ".cache")
+
+
+@contextlib.contextmanager
+def opened(parent: str) -> Iterator[Workspace]:
+    made = not os.path.isdir(parent)
+    os.makedirs(parent, exist_ok=True)
+    place = Workspace(tempfile.mkdtemp(prefix="elsewhere-bench-", dir=os.path.realpath(parent)))
+    try:
+        for directory in (place.project, place.state, place.scratch, place.branches):
+            os.mkdir(directory, 0o700)
+        for directory in place.others:
+            os.makedirs(directory)
+        yield place
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C would leave thousands of files behind
+        trash.remove_tree(place.root)
+        if made:
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
