@@ -1,6 +1,5 @@
 """A copy of the project that can be worked in: a sandbox against the ways that people use instead (C)."""
 
-import os
 import shutil
 import subprocess
 import time
@@ -53,7 +52,7 @@ def _sandbox(place: Workspace) -> float:
 
 
 def _worktree(place: Workspace) -> float:
-    target = os.path.join(place.scratch, "worktree")
+    target = place.fresh("worktree")
     began = time.perf_counter()
     git(place.project, "worktree", "add", "--quiet", "--detach", target)
     took = time.perf_counter() - began
@@ -62,7 +61,7 @@ def _worktree(place: Workspace) -> float:
 
 
 def _copy(place: Workspace) -> float:
-    target = os.path.join(place.scratch, "copy")
+    target = place.fresh("copy")
     began = time.perf_counter()
     subprocess.run(["cp", "-a", place.project, target], check=True)
     took = time.perf_counter() - began

@@ -72,6 +72,8 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
         project.generate(place.project, effort.project_files)
         with Sandbox.create(project=place.project) as box:  # starts the launcher, and says what it stands on
             mechanism = box.mechanism
+        for directory in (place.scratch, place.branches, *_rooms(place.state)):
+            workspace.spread(directory)
         report = Report(machine.describe(place.project, mechanism), arguments.quick)
         known, sandlock = neighbours(arguments.docker_image), Sandlock(place)
         sections: Sections = {
@@ -94,6 +96,11 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
     report.errors = faults
     report.took_s = time.monotonic() - began
     return report
+
+
+def _rooms(state: str) -> list[str]:
+    with os.scandir(state) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import sys
 
 from effort import Effort
 from elsewhere import Sandbox
+from elsewhere.storage import trash
 from measure import Row, Samples, Section
 from rounds import interleaved
 from shell import environment
@@ -17,7 +18,9 @@ from workspace import Workspace
 
 __all__ = ["TOTAL", "file_work"]
 
-TOTAL = "all three, inside"
+INSIDE = "inside"
+_ALL = "all three"
+TOTAL = f"{_ALL}, {INSIDE}"
 _PHASES = ("write", "stat", "delete")
 _SCRIPT = """
 import json, os, sys, time
@@ -25,9 +28,8 @@ names = [f"small-{number:05}" for number in range(int(sys.argv[1]))]
 content = b"x" * 200
 marks = [time.perf_counter()]
 for name in names:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    os.write(fd, content)
-    os.close(fd)
+    with open(name, "wb") as file:
+        file.write(content)
 marks.append(time.perf_counter())
 for name in names:
     os.stat(name)
@@ -37,6 +39,11 @@ for name in names:
 marks.append(time.perf_counter())
 print(json.dumps([after - before for before, after in zip(marks, marks[1:])]))
 """
+_OVERLAY = """
+mkdir "$2/upper" "$2/work" "$2/merged" &&
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work,volatile$3" "$2/merged" &&
+cd "$2/merged" && shift 3 && exec "$@"
+"""
 
 Phases = list[float]
 
@@ -45,27 +52,35 @@ def file_work(place: Workspace, effort: Effort) -> Section:
     section = Section(
         "D",
         f"File work: write, stat and delete {effort.work_files:,} small files",
-        "Inside (a fresh sandbox each time, in the project's top directory) and outside (a scratch directory of the same file "
-        "system), in changing order. Plain system calls, timed by the script itself.",
+        "Inside (a fresh sandbox each time, in the project's top directory), outside (a fresh directory of the same file system) "
+        "and, for the part that is the kernel's, on a plain overlay of the project without any sandbox; in changing order. A "
+        "small Python script, which times itself.",
         "ms",
-        baseline="the same outside",
+        baseline="outside",
     )
     argv = [sys.executable, "-I", "-S", "-c", _SCRIPT, str(effort.work_files)]
-    inside, outside = interleaved(
-        [lambda: _inside(place, argv), lambda: _outside(place, argv)], effort.work_rounds, effort.pause, warm_ups=1
-    )
+    steps = {
+        INSIDE: lambda: _inside(place, argv),
+        "outside": lambda: _outside(place, argv),
+        "plain overlay": lambda: _overlaid(place, argv),
+    }
+    absent = _missing_overlay(place)
+    if absent:
+        del steps["plain overlay"]
+    taken = interleaved(list(steps.values()), effort.work_rounds, effort.pause)
+    by_place = dict(zip(steps, taken, strict=True))
     for index, phase in enumerate(_PHASES):
-        section.rows += _rows(phase, [one[index] for one in inside], [one[index] for one in outside])
-    section.rows += _rows("all three", [sum(one) for one in inside], [sum(one) for one in outside])
+        section.rows += _rows(phase, {name: [one[index] for one in times] for name, times in by_place.items()})
+    section.rows += _rows(_ALL, {name: [sum(one) for one in times] for name, times in by_place.items()})
+    if absent:
+        section.rows.append(Row("plain overlay", absent=absent))
     return section
 
 
-def _rows(name: str, inside: list[float], outside: list[float]) -> list[Row]:
-    within, without = Samples.of(inside, 1000), Samples.of(outside, 1000)
-    return [
-        Row(f"{name}, inside", samples=within, ratio=within.median / without.median),
-        Row(f"{name}, outside", samples=without),
-    ]
+def _rows(phase: str, times: dict[str, list[float]]) -> list[Row]:
+    samples = {name: Samples.of(values, 1000) for name, values in times.items()}
+    floor = samples["outside"].median
+    return [Row(f"{phase}, {name}", samples=one, ratio=one.median / floor) for name, one in samples.items()]
 
 
 def _inside(place: Workspace, argv: list[str]) -> Phases:
@@ -74,15 +89,38 @@ def _inside(place: Workspace, argv: list[str]) -> Phases:
 
 
 def _outside(place: Workspace, argv: list[str]) -> Phases:
-    directory = os.path.join(place.scratch, "files")
+    directory = place.fresh("files")
     os.mkdir(directory)
     try:
-        done = subprocess.run(argv, cwd=directory, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+        return _phases(_output(argv, directory))
     finally:
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
-        os.rmdir(directory)
-    return _phases(done.stdout)
+        trash.remove_tree(directory)
+
+
+def _overlaid(place: Workspace, argv: list[str]) -> Phases:
+    """In a mount namespace that ends with the script; an ordinary user needs a user namespace for that, and other attributes."""
+    user = os.geteuid() != 0
+    namespaces = ["--user", "--map-root-user", "--mount"] if user else ["--mount"]
+    directory = place.fresh("overlay")
+    os.mkdir(directory)
+    words = [place.project, directory, ",userxattr" if user else "", *argv]
+    try:
+        return _phases(_output(["unshare", *namespaces, "sh", "-c", _OVERLAY, "sh", *words], directory))
+    finally:
+        trash.remove_tree(directory)
+
+
+def _missing_overlay(place: Workspace) -> str:
+    try:
+        _overlaid(place, [sys.executable, "-I", "-S", "-c", _SCRIPT, "1"])
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return f"does not work here: {said.strip().splitlines()[-1]}".replace(place.root, "…")
+    return ""
+
+
+def _output(argv: list[str], directory: str) -> str:
+    return subprocess.run(argv, cwd=directory, env=environment(), capture_output=True, text=True, check=True).stdout
 
 
 def _phases(said: str) -> Phases:

@@ -10,8 +10,8 @@ on a virtual machine that cannot nest as well.
       building-*/ running-*/    work in progress, renamed or removed at the end
       output.log console.log    of the last boot, written while it runs: follow them with `tail -f`
 
-A folder becomes the machine's second disk. Its executable `job` is run by root once the machine is up; what it prints and
-its exit code come back, and the machine is switched off. Not here: what is tested in it (`test_vm.py`).
+A folder becomes the machine's second disk, at `FOLDER`. A command runs in it, by root, once the machine is up; what it prints
+and its exit code come back, and the machine is switched off. Not here: what is tested in it (`test_vm.py`).
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,16 +30,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["JOB", "USER", "MachineError", "Outcome", "boot", "cache_directory", "image", "why_not"]
+__all__ = ["FOLDER", "USER", "MachineError", "Outcome", "boot", "cache_directory", "image", "why_not"]
 
 USER = "dev"
-JOB = "job"
+FOLDER = "/media/folder"
 
 _SUITE = "bookworm"
 _PACKAGES = (
     "linux-image-cloud-amd64 systemd-sysv dbus dbus-user-session libpam-systemd udev kmod passwd procps iproute2 util-linux "
     "uidmap python3 python3-venv git fuse-overlayfs fuse3 strace tmux libcap2-bin attr acl"
 ).split()
+_JOB = ".job"
 _OUTPUT_PORT = "elsewhere.output"
 _END = re.compile(rb"\n?the job ended with (\d+)\n\Z")
 
@@ -46,7 +48,7 @@ _RUN_JOB = f"""\
 #!/bin/sh
 # The port can be opened once only: everything below inherits it.
 exec >/dev/virtio-ports/{_OUTPUT_PORT} 2>&1 </dev/null
-mount /dev/vdb /mnt && cd /mnt && ./{JOB}
+mount --mkdir /dev/vdb {FOLDER} && cd {FOLDER} && ./{_JOB}
 printf '\\nthe job ended with %s\\n' $?
 systemctl poweroff --force --force >/dev/null 2>&1
 """
@@ -135,10 +137,12 @@ def image() -> Path:
         return directory
 
 
-def boot(folder: Path, *, limit: float) -> Outcome:
-    """Run `folder`'s job in a fresh machine: nothing that it does to either disk outlives it."""
+def boot(folder: Path, command: list[str], *, limit: float) -> Outcome:
+    """Run a command in `folder` in a fresh machine: nothing that it does to either disk outlives it."""
     directory = image()
     with _lock(), _scratch("running-") as scratch:
+        (folder / _JOB).write_text(f"#!/bin/sh\nexec {shlex.join(command)}\n")
+        (folder / _JOB).chmod(0o755)
         disk = scratch / "folder.img"
         _file_system(folder, disk, _FOLDER_SIZE)
         output, console = cache_directory() / "output.log", cache_directory() / "console.log"

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
-from elsewhere.errors import UsageError
+from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.sandboxes import find_project, settings_of
-from elsewhere.sandbox import commands
+from elsewhere.sandbox import commands, contents, environment
 from elsewhere.sandbox.commands import CallerGone, Outcome, Signals, Spec
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.record import Record
 from elsewhere.storage.state import State
 
-__all__ = ["RunRequest", "RunResult", "run"]
+__all__ = ["RunRequest", "RunResult", "rehearse", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,15 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
             live.remove()
         raise
     return RunResult(live.record, outcome, changes, kept, create_s)
+
+
+def rehearse() -> None:
+    """What a run does before and after its command, without effect: whoever waits for one to come finds everything at hand."""
+    state = State.open()
+    with contextlib.suppress(ElsewhereError, OSError):
+        settings_of(find_project(state.room("mnt"), "/"))
+    environment.compose(os.environ, identity={})
+    contents.rehearse(state)
 
 
 def _keep_what_is_there(live: Live, request: RunRequest) -> None:

@@ -56,20 +56,21 @@ class BuildFailed(Exception):
 
 @dataclass(slots=True)
 class Blank:
-    """A builder and a keeper that wait, or are about to."""
+    """A builder and a keeper that wait, or are about to. `mount_namespace` keeps their mounts for as long as it is open."""
 
     builder: int
     control: socket.socket
     orders: socket.socket
     keeper: int = 0
+    mount_namespace: int = -1
 
     def ready(self) -> None:
         """Wait until both are."""
         if not self.keeper:
-            message, _ = _ask(self.orders)
+            message, fds = _ask(self.orders)
             if message[0] != "ready":
                 raise BuildFailed(*message[1:])
-            self.keeper = message[1]
+            self.keeper, self.mount_namespace = message[1], fds[0]
 
     def is_ready(self) -> bool:
         """Whether `ready` would return at once."""
@@ -91,6 +92,9 @@ class Blank:
     def discard(self) -> None:
         self.control.close()
         self.orders.close()
+        if self.mount_namespace >= 0:
+            os.close(self.mount_namespace)
+            self.mount_namespace = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,9 @@ def _builder(
         bench.root = os.open(staging, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mounts.prepare(standing, bench)
         staged = bench.root
-        wire.send(orders, ("ready", keeper))
+        namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        wire.send(orders, ("ready", keeper), [namespace])
+        os.close(namespace)
         step = "waiting"
         try:
             (pickled, directory, memory), _ = wire.receive(orders)

@@ -10,7 +10,7 @@ from elsewhere.sandbox.record import Record
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
-__all__ = ["changes_of"]
+__all__ = ["changes_of", "rehearse"]
 
 
 def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
@@ -26,6 +26,12 @@ def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
             found.extend(compare_overlay(upper, layer["lower"], layer["at"], _encoding(record, upper), pristine))
     found.sort()
     return found.without([*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), state.path])
+
+
+def rehearse(state: State) -> None:
+    """Everything but an answer."""
+    seeds.pristine()
+    compare_overlay(state.room("mnt"), state.room("mnt"), "/", layers.TRUSTED)
 
 
 def _encoding(record: Record, upper: str) -> Encoding:

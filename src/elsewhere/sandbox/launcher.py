@@ -26,9 +26,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.linux import syscalls
@@ -39,9 +38,19 @@ from elsewhere.storage.state import State
 
 __all__ = ["Front", "Launcher", "serve"]
 
-Front = Callable[[list[str], socket.socket], int]
+
+class Front(Protocol):
+    """The command line, which this floor does not know."""
+
+    def rehearse(self) -> None:
+        """Do what every command line does, without effect."""
+
+    def serve(self, argv: list[str], client: socket.socket) -> int:
+        """One command line, on the descriptors, in the directory and with the environment of this process: its exit code."""
+
 
 _IDLE_S = 300.0
+_FRONTS = 2
 _TICK_MS = 5000
 
 
@@ -55,7 +64,13 @@ class _Connection:
 class _Keeper:
     sandbox_id: str
     pid: int
+    mount_namespace: int
     waiting: list[socket.socket] = field(default_factory=list)
+
+    def release(self) -> int:
+        """The namespace's descriptor, which is the caller's from now on."""
+        fd, self.mount_namespace = self.mount_namespace, -1
+        return fd
 
     def kill(self) -> None:
         """It is our child, or a child of one, and not reaped yet: its number cannot belong to anybody else."""
@@ -74,6 +89,7 @@ class Launcher:
         self._keepers: dict[int, _Keeper] = {}
         self._by_sandbox: dict[str, _Keeper] = {}
         self._stock = Stock(state)
+        self._fronts: list[socket.socket] = []
         self._sweeper = _start_sweeper(state, listener)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._ladder = creation.Ladder()
@@ -92,8 +108,7 @@ class Launcher:
     def run(self) -> None:
         while True:
             busy = self._connections or self._keepers
-            wait = self._stock.waiting_time()
-            for fd, _ in self._poll.poll(_TICK_MS if wait is None else math.ceil(wait * 1000)):
+            for fd, _ in self._poll.poll(self._patience()):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._woken:
@@ -103,12 +118,22 @@ class Launcher:
                 elif fd in self._connections:
                     self._serve(self._connections[fd])
             self._reap()
-            self._stock.work()
+            if self._stock.waiting_time() is not None:
+                self._stock.work()
+            elif len(self._fronts) < _FRONTS:
+                self._fork_front()
             now = time.monotonic()
             if busy:
                 self._quiet_since = now
             elif now - self._quiet_since > self._idle or not os.path.exists(self._state.room("run")):
                 return
+
+    def _patience(self) -> int:
+        """Milliseconds until there is something to do that nobody asks for."""
+        wait = self._stock.waiting_time()
+        if wait is None:
+            return _TICK_MS if len(self._fronts) >= _FRONTS else 0
+        return math.ceil(wait * 1000)
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -128,7 +153,7 @@ class Launcher:
             self._gone(connection)
             return
         if message[0] == "cli":
-            self._fork_front(connection, message, fds)
+            self._hand_to_front(connection, message, fds)
             return
         for fd in fds:
             os.close(fd)
@@ -170,7 +195,7 @@ class Launcher:
     def _create(self, connection: _Connection, request: dict[str, Any]) -> tuple[object, list[int]]:
         self._check_mounts()
         made = creation.create(self._state, creation.Request(**request), self._ladder, self._stock)
-        keeper = _Keeper(made.record.id, made.raised.keeper)
+        keeper = _Keeper(made.record.id, made.raised.keeper, made.raised.mount_namespace)
         self._keepers[made.raised.last] = self._by_sandbox[made.record.id] = keeper
         connection.owned[made.record.id] = request["abandoned"]
         fds = [made.raised.control.detach()]
@@ -181,10 +206,13 @@ class Launcher:
     def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
         """Answered when nothing of the sandbox runs any more, which may be later."""
         connection.owned.pop(sandbox_id, None)
+        keeper = self._by_sandbox.get(sandbox_id)
         if remove:
             trash.discard(self._state.sandbox(sandbox_id), self._state.room("trash"))
-            self._sweep()
-        keeper = self._by_sandbox.get(sandbox_id)
+            # Taking mounts down takes longer than ending processes; nobody has to wait for it when all goes to the trash.
+            self._sweep(keeper.release() if keeper is not None else -1)
+        elif keeper is not None:
+            _close(keeper.release())  # the layers stay: then they must be free when we say so
         if keeper is None:
             return ("done",)
         keeper.kill()
@@ -199,6 +227,7 @@ class Launcher:
             keeper = self._by_sandbox.get(sandbox_id)
             if keeper is not None:
                 keeper.kill()
+                _close(keeper.release())
             creation.abandon(self._state, sandbox_id, wish)
         self._sweep()
 
@@ -213,12 +242,20 @@ class Launcher:
             keeper = self._keepers.pop(pid, None)
             if keeper is not None:
                 self._by_sandbox.pop(keeper.sandbox_id, None)
+                _close(keeper.release())
+                self._stock.nobody_waits()
                 for sock in keeper.waiting:
                     self._reply(sock, ("done",), [])
 
-    def _sweep(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._sweeper, b"s")
+    def _sweep(self, mount_namespace: int = -1) -> None:
+        """Have the trash emptied; with it goes, later, what a namespace still holds."""
+        try:
+            fds = [mount_namespace] if mount_namespace >= 0 else []
+            wire.send(self._sweeper, ("sweep",), fds)
+        except OSError:
+            pass  # it has enough to do, and will see the rest of the trash as well
+        finally:
+            _close(mount_namespace)
 
     # -- mounts -----------------------------------------------------------------------------------------------------------------
 
@@ -234,49 +271,36 @@ class Launcher:
 
     # -- the command line -------------------------------------------------------------------------------------------------------
 
-    def _fork_front(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> None:
-        """The child answers the client; we forget the connection."""
-        pid = os.fork()
-        if pid == 0:
-            self._become_front(connection.sock, message, fds)
+    def _hand_to_front(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> None:
+        """A front answers the client; we forget the connection."""
+        if not self._fronts:
+            self._fork_front()
+        front = self._fronts.pop(0)
+        try:
+            wire.send(front, message, [connection.sock.fileno(), *fds])
+        except OSError:
+            print("a front was gone before it was needed", file=sys.stderr, flush=True)
+        front.close()
         self._poll.unregister(connection.sock.fileno())
         del self._connections[connection.sock.fileno()]
         connection.sock.close()
         for fd in fds:
             os.close(fd)
 
-    def _become_front(self, sock: socket.socket, message: tuple[Any, ...], fds: list[int]) -> NoReturn:
-        code = 125
-        try:
-            _, argv, directory, environment, umask = message
-            builder.leave_the_launcher([sock.fileno(), *fds])
-            for number, fd in enumerate(fds):
-                os.dup2(fd, number)
-            for fd in fds:
-                os.close(fd)
-            os.umask(umask)
-            os.environ.clear()
-            os.environ.update(environment)
-            for number, mode in enumerate("rww"):
-                stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-                setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
-            os.chdir(directory)
-            code = self._front(argv, sock)
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 125
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            with contextlib.suppress(OSError):
-                sock.send(b"exit %d" % code)
-            os._exit(code & 0xFF)
+    def _fork_front(self) -> None:
+        """One that waits: a fork is slow at everything that it does for the first time, so it rehearses while nobody waits."""
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            builder.leave_the_launcher([theirs.fileno()])
+            _wait_as_front(theirs, self._front)
+        theirs.close()
+        self._fronts.append(ours)
 
     def close(self) -> None:
         """Nothing that was made ahead of time stays."""
         self._stock.empty()
+        for front in self._fronts:
+            front.close()
         trash.empty(self._state.room("trash"))
 
     def _leave(self) -> NoReturn:
@@ -291,28 +315,69 @@ def _plain(detail: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _start_sweeper(state: State, listener: socket.socket) -> int:
+def _wait_as_front(orders: socket.socket, front: Front) -> NoReturn:
+    code = 125
+    try:
+        front.rehearse()
+        message, (client_fd, *fds) = wire.receive(orders)
+    except BaseException:
+        os._exit(0)  # nobody needs us any more
+    client = socket.socket(fileno=client_fd)
+    try:
+        _, argv, directory, environment, umask = message
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        for fd in fds:
+            os.close(fd)
+        os.umask(umask)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, mode in enumerate("rww"):
+            stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
+        os.chdir(directory)
+        code = front.serve(argv, client)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 125
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            client.send(b"exit %d" % code)
+        os._exit(code & 0xFF)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def _start_sweeper(state: State, listener: socket.socket) -> socket.socket:
     """A process that empties the trash whenever it is told to, so that nobody waits for it; it ends with us."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(writer, False)
+    ours, theirs = wire.pair()
+    ours.setblocking(False)
     pid = os.fork()
     if pid:
-        os.close(reader)
-        return writer
+        theirs.close()
+        return ours
     listener.close()
-    os.close(writer)
-    builder.leave_the_launcher([reader])
+    builder.leave_the_launcher([theirs.fileno()])
     with contextlib.suppress(OSError):
         os.nice(10)
     try:
         trash.empty(state.room("trash"))
-        while os.read(reader, 4096):
+        while True:
+            _, fds = wire.receive(theirs)
+            for fd in fds:
+                os.close(fd)
             if trash.empty(state.room("trash")):
                 time.sleep(0.2)  # something is still held by a sandbox that is going
                 trash.empty(state.room("trash"))
     except BaseException:
-        os._exit(1)
-    os._exit(0)
+        os._exit(0)
 
 
 def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:

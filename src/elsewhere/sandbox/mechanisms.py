@@ -29,7 +29,7 @@ from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import copying
 from elsewhere.storage.state import State
 
-__all__ = ["LADDER", "Mechanism", "Raised", "Raising", "begin", "ladder", "raise_sandbox", "take_after", "unavailable"]
+__all__ = ["LADDER", "Mechanism", "Raised", "Raising", "begin", "draw", "ladder", "raise_sandbox", "take_after", "unavailable"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MEMORY_CAP = 1 << 30
@@ -77,6 +77,7 @@ class Raised:
     view: View
     project_path: str
     weaker: dict[str, str]
+    mount_namespace: int = -1
     memory_fd: int = -1
     copied: str = ""
     not_copied: list[str] = field(default_factory=list)
@@ -109,6 +110,7 @@ class Raising:
             self.view,
             self.project_path,
             weaker,
+            self.blank.mount_namespace,
             memory_fd,
         )
 
@@ -123,19 +125,27 @@ def raise_sandbox(mechanism: Mechanism, host: Host, project: Project, state: Sta
             return _copied(mechanism, host, project, directory)
         except OSError as error:
             raise _as_build_failure(error) from error
-    return begin(mechanism, host, project, state, directory, take).finish()
+    try:
+        drawn = draw(mechanism, host, project)
+    except OSError as error:
+        raise _as_build_failure(error) from error
+    return begin(mechanism, drawn, project, state, directory, take).finish()
 
 
-def begin(mechanism: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raising:
+def draw(mechanism: Mechanism, host: Host, project: Project) -> View:
+    """The view of a project as this rung can show it."""
+    return view.draw(
+        host,
+        project,
+        whole_machine=mechanism.whole_machine,
+        redirects=not mechanism.memory,
+        overlay=not mechanism.fuse,
+    )
+
+
+def begin(mechanism: Mechanism, drawn: View, project: Project, state: State, directory: str, take: BlankSource) -> Raising:
     """Everything but waiting for the builder."""
     try:
-        drawn = view.draw(
-            host,
-            project,
-            whole_machine=mechanism.whole_machine,
-            redirects=not mechanism.memory,
-            overlay=not mechanism.fuse,
-        )
         _make_directories(drawn, directory, whole_machine=mechanism.whole_machine)
         blank = _fuse_blank(drawn, state, directory) if mechanism.fuse else take(mechanism)
     except OSError as error:

@@ -19,7 +19,7 @@ from elsewhere.sandbox import builder, mechanisms, view
 from elsewhere.sandbox.builder import Blank, BuildFailed
 from elsewhere.sandbox.mechanisms import Mechanism, Raised, Raising
 from elsewhere.sandbox.project import Project
-from elsewhere.sandbox.view import Host
+from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
@@ -27,7 +27,7 @@ __all__ = ["Stock"]
 
 _BLANKS = 2
 _RAISED = 3
-_QUIET_S = 0.004
+_QUIET_S = 0.03
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -50,11 +50,12 @@ class Stock:
         self._raised: list[tuple[_Wish, Raising]] = []
         self._whole_machine: bool | None = None
         self._wish: _Wish | None = None
+        self._drawn: tuple[_Wish, View] | None = None
         self._not_before = 0.0
 
     def raise_sandbox(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
         """A sandbox in a directory of its own in spare/: from stock if one fits, else made now."""
-        if not mechanism.pooled:
+        if not mechanism.pooled or mechanism.memory:
             return self._make(mechanism, host, project)
         now = view.fingerprint(host, project, whole_machine=mechanism.whole_machine)
         wish = _Wish(mechanism, host, Project(project.path, project.git, head=None), now)
@@ -138,13 +139,19 @@ class Stock:
         assert wish is not None
         directory = self._directory()
         try:
-            raising = mechanisms.begin(wish.mechanism, wish.host, wish.project, self._state, directory, self._take)
+            raising = mechanisms.begin(wish.mechanism, self._draw(wish), wish.project, self._state, directory, self._take)
         except Exception:
             # Whoever asks next gets to see why.
             trash.discard(directory, self._state.room("trash"))
             self._wish = None
             return
         self._raised.append((wish, raising))
+
+    def _draw(self, wish: _Wish) -> View:
+        """Once for each wish: as long as the fingerprint stays, so does the view."""
+        if self._drawn is None or self._drawn[0] != wish:
+            self._drawn = (wish, mechanisms.draw(wish.mechanism, wish.host, wish.project))
+        return self._drawn[1]
 
     def _wants_blank(self) -> bool:
         return self._whole_machine is not None and len(self._blanks) < _BLANKS
@@ -156,11 +163,16 @@ class Stock:
         """Whoever was just served is about to run something: leave them the processor, unless the stock is empty."""
         self._not_before = time.monotonic() + (_QUIET_S if self._raised else 0.0)
 
+    def nobody_waits(self) -> None:
+        """A sandbox ended: this is a good moment."""
+        self._not_before = 0.0
+
     # -- away with it -----------------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """The host's mounts changed, and all in stock has the old ones. Busy hosts mount often: wait for a quiet moment."""
         self.empty()
+        self._drawn = None
         self._not_before = time.monotonic() + 0.2
 
     def empty(self) -> None:

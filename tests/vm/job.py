@@ -1,0 +1,57 @@
+#!/usr/bin/python3
+"""Runs in the machine, as root: the suite as several people at once, each in a login session of their own.
+
+Emulation is slow and has two processors, so nobody waits for anybody. Every line of output says whose it is:
+
+    root| tests/e2e/test_run.py::test_… PASSED
+    dev| exit code 0
+
+Arguments: how many seconds each may take, then the people. Nothing of the project is imported here.
+"""
+
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+FLOORS = ("unit", "linux", "contract", "e2e")
+TEST_LIMIT_S = 600  # the suite's own limit of a test is for real machines; emulation takes more than ten times as long
+
+
+def suite(limit: int) -> str:
+    """The line that a person types. At the time limit pytest is interrupted, not killed: it then still says how far it came."""
+    floors = [f"tests/{floor}" for floor in FLOORS if list((FOLDER / "checkout/tests" / floor).rglob("test_*.py"))]
+    pytest = ["python3", "-m", "pytest", *floors, "-m", "not slow", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S)]
+    # Each test by name as it ends: what is stopped half-way has been of use too.
+    shown = ["-vv", "-rfEs", "--durations=15", "--durations-min=1"]
+    path = f"PYTHONPATH={FOLDER}/checkout/src:{FOLDER}/tools"
+    return f"cd {FOLDER}/checkout && {path} timeout --signal INT --kill-after 60 {limit} {shlex.join([*pytest, *shown])}"
+
+
+def main() -> None:
+    limit, people = int(sys.argv[1]), sys.argv[2:]
+    speaking = threading.Lock()
+
+    def say(who: str, line: str) -> None:
+        with speaking:
+            print(f"{who}| {line}", flush=True)
+
+    def follow(who: str) -> None:
+        command = ["su", "-", who, "-c", suite(limit)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(who, line.rstrip("\n"))
+        say(who, f"exit code {process.returncode}")
+
+    threads = [threading.Thread(target=follow, args=(who,), daemon=True) for who in people]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit + 120)  # a process that was left behind may hold the other end of the pipe
+
+
+if __name__ == "__main__":
+    main()
