@@ -36,7 +36,12 @@ def _ratio(section: Section | None, name: str, what: str, limit: float, aim: flo
     row = section.row(name) if section else None
     if row is None or row.ratio is None:
         return Verdict(what, budget, "-", f"not measured{_reason(section)}")
-    return Verdict(what, budget, f"{row.ratio:.2f} x", _verdict(row.ratio, limit, aim))
+    verdict = _verdict(row.ratio, limit, aim)
+    if row.undisturbed is None:
+        return Verdict(what, budget, f"{row.ratio:.2f} x", verdict)
+    second = _verdict(row.undisturbed, limit, aim)
+    agreed = verdict if second == verdict else f"{verdict} by medians, {second} by p10: the disk was disturbed"
+    return Verdict(what, budget, f"{row.ratio:.2f} x ({row.undisturbed:.2f} by p10)", agreed)
 
 
 def _memory(section: Section | None, limit: float) -> Verdict:

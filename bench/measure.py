@@ -35,13 +35,15 @@ class Samples:
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table: what was measured, or why it could not be."""
+    """One line of a table: what was measured, or why it could not be. `undisturbed` is the ratio of the p10, given where the noise
+    can be larger than what is measured."""
 
     name: str
     note: str = ""
     samples: Samples | None = None
     absent: str = ""
     ratio: float | None = None
+    undisturbed: float | None = None
     part: bool = False
 
 

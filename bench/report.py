@@ -86,7 +86,11 @@ def _cells(row: Row, section: Section) -> list[str]:
     ratios = [ratio] if section.baseline else []
     digits = 2 if section.unit == "MiB" or row.samples.median < 100 else 0
     numbers = [row.samples.median, row.samples.quantile(0.1), row.samples.quantile(0.9)]
-    return [name, *(f"{number:,.{digits}f}" for number in numbers), str(len(row.samples.values)), *ratios, row.note]
+    return [name, *(f"{number:,.{digits}f}" for number in numbers), str(len(row.samples.values)), *ratios, _note(row)]
+
+
+def _note(row: Row) -> str:
+    return row.note if row.undisturbed is None else f"{row.undisturbed:.2f} by p10"
 
 
 def _aligned(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -146,5 +150,6 @@ def _row_document(row: Row) -> dict[str, object]:
         "p10": row.samples.quantile(0.1),
         "p90": row.samples.quantile(0.9),
         "ratio": row.ratio,
+        "undisturbed_ratio": row.undisturbed,
         "samples": [round(value, 4) for value in row.samples.values],
     }

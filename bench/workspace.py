@@ -13,8 +13,8 @@ All on one file system, outside of /tmp and /var/tmp: sandboxes have those fresh
 import array
 import contextlib
 import fcntl
-import itertools
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -25,9 +25,6 @@ from elsewhere.storage import trash
 __all__ = ["Workspace", "default_parent", "opened", "spread"]
 
 _GET_FLAGS, _SET_FLAGS, _TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
-
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,8 @@ class Workspace:
         return os.path.join(self.root, "scratch")
 
     def fresh(self, kind: str) -> str:
-        """A path in scratch/ that was never there before: where `spread` puts a directory depends on its name."""
-        return os.path.join(self.scratch, f"{kind}-{next(_numbers)}")
+        """A path in scratch/ that was never there before, not even in another run: a name decides where `spread` leads to."""
+        return os.path.join(self.scratch, f"{kind}-{secrets.token_hex(4)}")
 
     @property
     def branches(self) -> str:

@@ -13,7 +13,7 @@ from conftest import Person, tree
 STACK = """
 import dataclasses, json, os, shutil, sys
 from elsewhere.linux import seccomp
-from elsewhere.linux.mounts import Overlay
+from elsewhere.linux.overlay import Overlay
 from elsewhere.sandbox import builder, commands, mechanisms, project, view
 from elsewhere.sandbox.commands import Spec
 from elsewhere.sandbox.mechanisms import _make_directories

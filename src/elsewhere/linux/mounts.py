@@ -6,7 +6,8 @@
     └── places     everything that depends on the project, in order, on top
 
 `build` executes a plan in the caller's own mount namespace and makes the result its root. A new kind of mount is a new
-class here with `make` and `words`, and a line where plans are drawn up (`sandbox/view.py`). Not here: which plan is right.
+class here with `make` and `words`, and a line where plans are drawn up (`sandbox/view.py`). Copy on write has a module of its
+own (`overlay.py`). Not here: which plan is right.
 
 Every target is looked up below the new root by the kernel and never through a symbolic link, so that nothing which a sandbox
 left in its layers can move a mount to another place.
@@ -31,13 +32,15 @@ __all__ = [
     "Fresh",
     "Handed",
     "Operation",
-    "Overlay",
     "Own",
     "Plan",
     "ReadOnly",
     "attach",
     "build",
+    "configure",
     "prepare",
+    "set_attributes",
+    "tmpfs",
 ]
 
 _TARGET_LOOKUP = sys_.RESOLVE_IN_ROOT | sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS
@@ -111,11 +114,11 @@ class Clone(Operation):
         deep = AT_RECURSIVE if self.recursive else 0
         fd = sys_.open_tree(AT_FDCWD, self.source, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT | deep)
         if self.attributes:
-            _setattr(fd, self.attributes, deep, bench)
+            set_attributes(fd, self.attributes, deep, bench)
         if self.idmapped:
             # Some file systems know no id mapping: then it is read-only, with owners that mean nothing inside.
             with contextlib.suppress(OSError):
-                _setattr(fd, sys_.MOUNT_ATTR_IDMAP, deep, bench)
+                set_attributes(fd, sys_.MOUNT_ATTR_IDMAP, deep, bench)
         return fd
 
     def words(self) -> str:
@@ -131,7 +134,7 @@ class Own(Operation):
 
     def make(self, bench: Bench) -> int:
         fd = sys_.open_tree(AT_FDCWD, f"{bench.own}/{self.name}", OPEN_TREE_CLONE)
-        _setattr(fd, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, 0, bench)
+        set_attributes(fd, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, 0, bench)
         return fd
 
     def words(self) -> str:
@@ -152,67 +155,6 @@ class Absent(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay(Operation):
-    """Copy on write: `lower` of reality, frozen `layers` above it (newest first), everything new in `upper`. Layers, upper and
-    work are relative to the sandbox's directory. One that is not `required` becomes read-only where the kernel refuses it.
-
-    With layers that lie below `lower` there are two overlays: the kernel refuses a lower that lies below another one. The inner
-    one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
-
-    lower: str
-    upper: str
-    work: str
-    layers: tuple[str, ...] = ()
-    attributes: int = 0
-    idmapped: bool = False
-    userxattr: bool = False
-    redirects: bool = True
-    volatile: bool = True
-    required: bool = True
-
-    def make(self, bench: Bench) -> int:
-        try:
-            return self._make(bench)
-        except OSError as error:
-            if self.required:
-                raise
-            bench.weaker[self.target] = error.strerror or "refused"
-            return Clone(self.target, self.lower, self.attributes | sys_.MOUNT_ATTR_RDONLY).make(bench)
-
-    def _make(self, bench: Bench) -> int:
-        with contextlib.ExitStack() as stack:
-            reality = _owned(stack, sys_.open_tree(AT_FDCWD, self.lower, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT))
-            if self.idmapped:
-                _setattr(reality, sys_.MOUNT_ATTR_IDMAP, 0, bench)
-            lowers = [reality]
-            if self.layers:
-                frozen = [os.path.realpath(os.path.join(bench.own, layer)) for layer in self.layers]
-                if any(layer.startswith(self.lower.rstrip("/") + "/") for layer in frozen):
-                    empty = _owned(stack, _tmpfs((("size", "4k"), ("mode", "755"))))
-                    reality = _owned(stack, _overlay([reality, empty], self._options(writable=False), None, None, 0, bench))
-                lowers = [_owned(stack, os.open(layer, os.O_PATH | os.O_CLOEXEC)) for layer in frozen]
-                lowers.append(reality)
-            upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            return _overlay(lowers, self._options(writable=True), upper, work, self.attributes, bench)
-
-    def _options(self, *, writable: bool) -> tuple[tuple[str, str], ...]:
-        """All of them, always: the defaults are build options and module parameters of the kernel at hand."""
-        options = [("metacopy", "off"), ("index", "off"), ("xino", "off")]
-        if self.userxattr:
-            options.append(("userxattr", ""))
-        else:
-            options.append(("redirect_dir", ("on" if self.redirects else "nofollow") if writable else "follow"))
-        if writable and self.volatile:
-            options.append(("volatile", ""))
-        return tuple(options)
-
-    def words(self) -> str:
-        over = f" and {len(self.layers)} layers" if self.layers else ""
-        return f"copy on write over {self.lower}{over}"
-
-
-@dataclass(frozen=True, slots=True)
 class Fresh(Operation):
     """A new, empty file system of its own, with a few directories, files and links in it from the start."""
 
@@ -229,7 +171,7 @@ class Fresh(Operation):
         try:
             self._fill(fd)
             if filled and self.attributes:
-                _setattr(fd, self.attributes, 0, bench)
+                set_attributes(fd, self.attributes, 0, bench)
         except OSError:
             os.close(fd)
             raise
@@ -310,11 +252,11 @@ class Cover(Operation):
 
     def make(self, bench: Bench) -> int:
         if bench.closed < 0:
-            bench.closed = _tmpfs((("mode", "000"), ("size", "4k")))
+            bench.closed = tmpfs((("mode", "000"), ("size", "4k")))
             os.close(os.open("file", os.O_CREAT | os.O_CLOEXEC, 0o000, dir_fd=bench.closed))
             os.mkdir("directory", 0o000, dir_fd=bench.closed)
             quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | sys_.MOUNT_ATTR_NOEXEC
-            _setattr(bench.closed, sys_.MOUNT_ATTR_RDONLY | quiet, 0, bench)
+            set_attributes(bench.closed, sys_.MOUNT_ATTR_RDONLY | quiet, 0, bench)
             # Kernels before 6.15 clone nothing of a mount that is attached nowhere (EINVAL).
             sys_.move_mount(bench.closed, "", AT_FDCWD, bench.scratch_directory())
         return sys_.open_tree(bench.closed, "directory" if self.directory else "file", OPEN_TREE_CLONE)
@@ -337,7 +279,7 @@ class ReadOnly(Operation):
             fd = sys_.open_tree(place, "", OPEN_TREE_CLONE | AT_EMPTY_PATH)
         finally:
             os.close(place)
-        _setattr(fd, sys_.MOUNT_ATTR_RDONLY, 0, bench)
+        set_attributes(fd, sys_.MOUNT_ATTR_RDONLY, 0, bench)
         return fd
 
     def execute(self, bench: Bench) -> None:
@@ -436,12 +378,7 @@ def attach(fd: int, root: int, target: str) -> None:
         os.close(place)
 
 
-def _owned(stack: contextlib.ExitStack, fd: int) -> int:
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _setattr(fd: int, attributes: int, flags: int, bench: Bench) -> None:
+def set_attributes(fd: int, attributes: int, flags: int, bench: Bench) -> None:
     userns = bench.userns if attributes & sys_.MOUNT_ATTR_IDMAP else 0
     sys_.mount_setattr(fd, "", AT_EMPTY_PATH | flags, attr_set=attributes, userns_fd=userns)
 
@@ -449,68 +386,20 @@ def _setattr(fd: int, attributes: int, flags: int, bench: Bench) -> None:
 def _fresh(filesystem: str, options: tuple[tuple[str, str], ...], attributes: int) -> int:
     context = sys_.fsopen(filesystem)
     try:
-        _configure(context, options)
+        configure(context, options)
         sys_.fsconfig_create(context)
         return sys_.fsmount(context, attributes)
     finally:
         os.close(context)
 
 
-def _tmpfs(options: tuple[tuple[str, str], ...]) -> int:
+def tmpfs(options: tuple[tuple[str, str], ...]) -> int:
     return _fresh("tmpfs", options, 0)
 
 
-def _configure(context: int, options: tuple[tuple[str, str], ...]) -> None:
+def configure(context: int, options: tuple[tuple[str, str], ...]) -> None:
     for key, value in options:
         if value:
             sys_.fsconfig_string(context, key, value)
         else:
             sys_.fsconfig_flag(context, key)
-
-
-def _overlay(
-    lowers: list[int],
-    options: tuple[tuple[str, str], ...],
-    upper: int | None,
-    work: int | None,
-    attributes: int,
-    bench: Bench,
-) -> int:
-    """Lowers are given as descriptors, newest first. Upper and work go in by way of /proc: a string may have 255 bytes only, and
-    the mount table inside then does not show where on the host they lie."""
-    writable = () if upper is None else (("upperdir", f"/proc/self/fd/{upper}"), ("workdir", f"/proc/self/fd/{work}"))
-    context = sys_.fsopen("overlay")
-    try:
-        for lower in lowers:
-            sys_.fsconfig_fd(context, "lowerdir+", lower)
-        _configure(context, (*writable, *options))
-        sys_.fsconfig_create(context)
-        return sys_.fsmount(context, attributes)
-    except OSError as first:
-        try:
-            return _overlay_by_path(lowers, (*writable, *options), attributes, bench)
-        except OSError as second:
-            raise OSError(second.errno, f"{first.strerror}; {second.strerror}") from first
-    finally:
-        os.close(context)
-
-
-def _overlay_by_path(lowers: list[int], options: tuple[tuple[str, str], ...], attributes: int, bench: Bench) -> int:
-    """For kernels that take no descriptors (before 6.13): detached mounts have to be attached to be found by a path at all. It
-    leads through /proc here too: one through the state directory would show inside, and a comma or colon in it would end it."""
-    for lower in lowers:
-        if _is_detached(lower):
-            sys_.move_mount(lower, "", AT_FDCWD, bench.scratch_directory())
-    places = [f"/proc/self/fd/{lower}" for lower in lowers]
-    target = bench.scratch_directory()
-    data = ",".join([f"lowerdir={':'.join(places)}", *(f"{key}={value}" if value else key for key, value in options)])
-    sys_.mount("overlay", target, "overlay", 0, data)
-    fd = sys_.open_tree(AT_FDCWD, target, 0)
-    if attributes:
-        _setattr(fd, attributes, 0, bench)
-    return fd
-
-
-def _is_detached(fd: int) -> bool:
-    """A descriptor of a detached mount reads as a path of its own root: '/'. An attached one reads as where it is."""
-    return os.readlink(f"/proc/self/fd/{fd}") == "/"

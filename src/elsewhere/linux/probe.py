@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elsewhere.linux import landlock, seccomp
+from elsewhere.linux import landlock, seccomp, userns
 from elsewhere.linux import syscalls as sys_
 
 __all__ = [
@@ -69,9 +69,7 @@ def attempt(function: Callable[[], str | None], limit: float = 3.0) -> Attempt:
 def _enter_user_namespace(flags: int = 0) -> None:
     uid, gid = os.getuid(), os.getgid()
     sys_.unshare(sys_.CLONE_NEWUSER | flags)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as stream:
-            stream.write(text)
+    userns.map_myself(uid, gid)
 
 
 def user_namespace() -> None:

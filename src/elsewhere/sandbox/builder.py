@@ -16,8 +16,6 @@ Descriptors: `control` leads to the keeper and goes to whoever owns the sandbox;
 to the builder; end of file on it ends the builder.
 """
 
-import contextlib
-import errno
 import itertools
 import os
 import pickle
@@ -25,22 +23,21 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from elsewhere.linux import capabilities, landlock, mounts, seccomp
+from elsewhere.linux import capabilities, landlock, mounts, seccomp, userns
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Operation, Plan
+from elsewhere.sandbox import fuse as fuse_programs
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.fuse import Daemon, Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeper import Keeper, seal_imports
-from elsewhere.sandbox.view import USER_ROOT, Layer
+from elsewhere.sandbox.view import USER_ROOT
 from elsewhere.storage import copying
 
-__all__ = ["Blank", "BuildFailed", "Fuse", "blank", "landlocked", "leave_the_launcher"]
+__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "leave_the_launcher"]
 
 _PATIENCE_S = 10.0
 
@@ -97,16 +94,6 @@ class Blank:
             self.mount_namespace = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Fuse:
-    """Copy on write by a program of its own, for each layer of a sandbox directory; it must start outside the sandbox's process
-    namespace, where nothing inside can reach it, and so before the rest."""
-
-    program: str
-    directory: str
-    layers: tuple[Layer, ...]
-
-
 def blank(
     standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None
 ) -> Blank:
@@ -161,14 +148,14 @@ def _builder(
         if whole_machine:
             sys_.unshare(kinds)
         elif uid == 0:
-            with _mapper_of_all_ids():
+            with userns.mapper_of_all_ids():
                 sys_.unshare(kinds | sys_.CLONE_NEWUSER)
         else:
             sys_.unshare(kinds | sys_.CLONE_NEWUSER)
-            _map_myself(uid, gid)
+            userns.map_myself(uid, gid)
         sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
         bench = Bench(-1, -1, "")
-        daemons: list[subprocess.Popen[bytes]] = []
+        daemons: list[Daemon] = []
         if not whole_machine:
             # Before there is anything of ours to be seen in it.
             step = "root"
@@ -179,7 +166,7 @@ def _builder(
         bench.scratch = scratch
         if fuse is not None:
             step = "fuse-overlayfs"
-            daemons = _start_fuse(fuse, bench)
+            daemons = fuse_programs.start(fuse, bench)
             # They look files up by path, so they stay behind in a mount namespace whose root does not move.
             sys_.unshare(sys_.CLONE_NEWNS)
         step = "process namespace"
@@ -195,8 +182,8 @@ def _builder(
         if whole_machine:
             step = "user namespace"
             _receive(ours)
-            _write(f"/proc/{keeper}/uid_map", f"0 {FIRST_ID} {ID_COUNT}")
-            _write(f"/proc/{keeper}/gid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            userns.write_map(f"/proc/{keeper}/uid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            userns.write_map(f"/proc/{keeper}/gid_map", f"0 {FIRST_ID} {ID_COUNT}")
             bench.userns = os.open(f"/proc/{keeper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
             wire.send(ours, "mapped")
         step = "keeper"
@@ -223,7 +210,7 @@ def _builder(
         mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
         wire.send(orders, ("built", bench.weaker), [layers] if memory else [])
         if daemons:
-            _outlive(keeper, daemons)
+            fuse_programs.outlive(keeper, daemons)
     except BaseException as error:
         number = getattr(error, "errno", None) or 0
         text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -262,6 +249,7 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
         _quiet_signals()
         seccomp.install(filter_program)
         seal_imports()
+        keeper.rehearse()
         wire.send(builder, ("sealed",), [proc_mount])
         os.close(proc_mount)
         builder.close()
@@ -317,44 +305,6 @@ def _quiet_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _map_myself(uid: int, gid: int) -> None:
-    """Onto itself: the command is then an ordinary user inside and loses every capability by itself when it is executed."""
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{uid} {uid} 1")
-    _write("/proc/self/gid_map", f"{gid} {gid} 1")
-
-
-@contextlib.contextmanager
-def _mapper_of_all_ids() -> Iterator[None]:
-    """Root of a container works on files of others, so all its ids are mapped onto themselves once the body has entered a new
-    user namespace. More than one's own id can only be mapped by a process that stayed in the old one."""
-    target = os.getpid()
-    go, told = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-    mapper = os.fork()
-    if mapper == 0:
-        code = 1
-        try:
-            if os.read(go[0], 1):
-                for name in ("uid_map", "gid_map"):
-                    with open(f"/proc/self/{name}", encoding="ascii") as own:
-                        ranges = [line.split() for line in own]
-                    _write(f"/proc/{target}/{name}", "\n".join(f"{first} {first} {count}" for first, _, count in ranges))
-                os.write(told[1], b"+")
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(told[1])
-    try:
-        yield
-        os.write(go[1], b"+")
-        if not os.read(told[0], 1):
-            raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
-    finally:
-        for fd in (*go, told[0]):
-            os.close(fd)
-        os.waitpid(mapper, 0)
-
-
 def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
     """Upper and work on a tmpfs with a cap, where the state directory cannot hold them; shaped like the directory on disk."""
     context = sys_.fsopen("tmpfs")
@@ -387,64 +337,8 @@ def _mirror(source: str, target: str) -> None:
     copying.copy_attributes(source, target, os.stat(source))
 
 
-def _start_fuse(fuse: Fuse, bench: Bench) -> list[subprocess.Popen[bytes]]:
-    """One fuse-overlayfs for each layer, running when this returns."""
-    daemons = []
-    for layer in fuse.layers:
-        place = bench.scratch_directory()
-        flags = os.O_PATH | os.O_DIRECTORY
-        parts = {
-            "lowerdir": os.open(layer.lower, flags),
-            "upperdir": os.open(f"{fuse.directory}/upper/{layer.number}", flags),
-            "workdir": os.open(f"{fuse.directory}/work/{layer.number}", flags),
-        }
-        options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in parts.items())
-        before = os.stat(place).st_dev
-        daemon = subprocess.Popen(
-            [fuse.program, "-f", "-o", options, place],
-            pass_fds=list(parts.values()),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=_keep_powers,  # noqa: PLW1509  (the builder has one thread)
-        )
-        daemons.append(daemon)
-        deadline = time.monotonic() + _PATIENCE_S / 2
-        while os.stat(place).st_dev == before:
-            if daemon.poll() is not None or time.monotonic() > deadline:
-                daemon.kill()
-                said = (daemon.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
-                raise OSError(0, f"{fuse.program} over {layer.lower}: {said[-1] if said else 'it did not mount'}")
-            time.sleep(0.001)
-        for fd in parts.values():
-            os.close(fd)
-        bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, sys_.OPEN_TREE_CLONE)
-    return daemons
-
-
-def _outlive(keeper: int, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """The programs that serve the sandbox's files hold the mounts that they serve, and so never end by themselves."""
-    os.waitpid(keeper, 0)
-    for daemon in daemons:
-        daemon.kill()
-        daemon.wait()
-
-
-def _keep_powers() -> None:
-    """A program that an ordinary user executes loses the capabilities of its user namespace unless they are ambient."""
-    sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
-    capabilities.hand_on()
-
-
 def _receive(sock: socket.socket) -> tuple[Any, list[int]]:
     try:
         return wire.receive(sock)
     except EOFError:
         raise OSError(0, "the other process ended without a word") from None
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

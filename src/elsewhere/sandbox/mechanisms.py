@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import landlock, seccomp
 from elsewhere.sandbox import builder, hidden, record, seeds, view, wire
-from elsewhere.sandbox.builder import Blank, BuildFailed, Fuse
+from elsewhere.sandbox.builder import Blank, BuildFailed
+from elsewhere.sandbox.fuse import Fuse
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.view import Host, View

@@ -34,11 +34,11 @@ from elsewhere.linux.mounts import (
     Fresh,
     Handed,
     Operation,
-    Overlay,
     Own,
     Plan,
     ReadOnly,
 )
+from elsewhere.linux.overlay import Overlay
 from elsewhere.sandbox import hidden, seeds
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
