@@ -1,6 +1,6 @@
 """Files inside against files outside: write, stat, delete, on the same file system (D).
 
-The script times itself, so that neither the interpreter's start nor the sandbox's is part of it. The budget is one of medians, and
+The script times itself, so that neither the interpreter's start nor the sandbox's is part of it. The budget is one of medians;
 beside each stands the ratio of the p10: a disk's hiccups only ever add, and some are larger than what is measured. An ext4
 without a journal, for one, looks at every inode that anybody freed in the last minutes before it takes a new one, which can make
 writing ten times slower for whoever comes next, inside or outside. Where the two ratios differ, believe neither before the run
@@ -58,8 +58,8 @@ def file_work(place: Workspace, effort: Effort) -> Section:
         f"File work: write, stat and delete {effort.work_files:,} small files",
         "Inside (a fresh sandbox each time, in the project's top directory), outside (a fresh directory of the same file system) "
         "and, for the part that is the kernel's, on a plain overlay of the project without any sandbox; in changing order. A "
-        "small Python script, which times itself. Beside the ratio of the medians stands that of the p10: a disk's hiccups only "
-        "ever add, so where the two differ, the disk was disturbed.",
+        "small Python script, which times itself; directories are spread over the disk as in C. Beside the ratio of the medians "
+        "stands that of the p10: a disk's hiccups only ever add, so where the two differ, the disk was disturbed.",
         "ms",
         baseline="outside",
     )

@@ -13,16 +13,17 @@ _NEIGHBOURS = ("bwrap", "unshare", "sandlock", "docker", "git")
 
 
 def describe(project: str, mechanism: str) -> dict[str, str]:
-    load = os.getloadavg()[0]
+    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy = load > processors / 2
     facts = {
         "elsewhere": f"{elsewhere.__version__}, mechanism {mechanism}",
         "user": "root" if os.geteuid() == 0 else "ordinary user",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processors": f"{len(os.sched_getaffinity(0))} x {_processor()}",
+        "processors": f"{processors} x {_processor()}",
         "memory": f"{_memory_gib():.0f} GiB",
         "file system of the project": _file_system(project),
         "Python": platform.python_version(),
-        "load average at the start": f"{load:.2f}",
+        "load average at the start": f"{load:.2f}" + (" (BUSY: whoever needs several processes waits longest)" if busy else ""),
     }
     for name in _NEIGHBOURS:
         facts[name] = contenders.version_of(name) or "not there"

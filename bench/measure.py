@@ -35,8 +35,8 @@ class Samples:
 
 @dataclass(slots=True)
 class Row:
-    """One line of a table: what was measured, or why it could not be. `undisturbed` is the ratio of the p10, given where the noise
-    can be larger than what is measured."""
+    """One line of a table: what was measured, or why it could not be. `undisturbed` is the ratio of the p10, where noise can be
+    larger than what is measured."""
 
     name: str
     note: str = ""

@@ -31,11 +31,10 @@ BROUGHT = (
     "LICENSE",
 )
 TOOLS = ("pytest", "pytest-timeout")
-SUITE_LIMIT_S = 1300
+SUITE_LIMIT_S = 900
 BOOT_LIMIT_S = 300.0
-# What has to pass for the run to count, of everything that was selected: as an ordinary user each test for root skips.
-LEAST_SHARE = {"root": 0.8, machine.USER: 0.4}
-LEAST = {"root": 100, machine.USER: 100}
+# How many have to pass for the run to count; about half skip, since each person runs their own half.
+LEAST = {"root": 150, machine.USER: 150}
 
 # Building (once) and booting are part of the first test's time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
@@ -120,4 +119,3 @@ def test_the_suite_passes_on_a_stock_debian(who: str, runs: dict[str, Run]) -> N
     assert run.exit_code == 0, seen
     passed = counts.get("passed", 0)
     assert passed >= LEAST[who], seen
-    assert passed >= LEAST_SHARE[who] * (passed + counts.get("skipped", 0)), seen

@@ -37,7 +37,7 @@ from elsewhere.sandbox.keeper import Keeper, seal_imports
 from elsewhere.sandbox.view import USER_ROOT
 from elsewhere.storage import copying
 
-__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "leave_the_launcher"]
+__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "leave_the_launcher", "run", "unborn"]
 
 _PATIENCE_S = 10.0
 
@@ -55,9 +55,9 @@ class BuildFailed(Exception):
 class Blank:
     """A builder and a keeper that wait, or are about to. `mount_namespace` keeps their mounts for as long as it is open."""
 
-    builder: int
     control: socket.socket
     orders: socket.socket
+    builder: int = 0
     keeper: int = 0
     mount_namespace: int = -1
 
@@ -72,6 +72,10 @@ class Blank:
     def is_ready(self) -> bool:
         """Whether `ready` would return at once."""
         return bool(self.keeper or select.select([self.orders], [], [], 0)[0])
+
+    def is_built(self) -> bool:
+        """Whether `built` would return at once."""
+        return bool(select.select([self.orders], [], [], 0)[0])
 
     def order(self, plan: Plan, directory: str, *, memory: int = 0) -> None:
         """Make a sandbox of it. Returns at once; `built` waits."""
@@ -94,20 +98,26 @@ class Blank:
             self.mount_namespace = -1
 
 
+def unborn() -> tuple[Blank, list[socket.socket]]:
+    """A blank whose processes somebody else is about to fork, and their ends: the keeper's and the builder's."""
+    control, keeper_end = wire.pair()
+    orders, builder_end = wire.pair()
+    orders.settimeout(_PATIENCE_S)
+    return Blank(control, orders), [keeper_end, builder_end]
+
+
 def blank(
     standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None
 ) -> Blank:
     """Fork a builder, which forks a keeper. Returns at once; `Blank.ready` waits."""
-    control, keeper_end = wire.pair()
-    orders, builder_end = wire.pair()
-    orders.settimeout(_PATIENCE_S)
-    pid = os.fork()
-    if pid == 0:
-        leave_the_launcher([keeper_end.fileno(), builder_end.fileno()])
-        _builder(keeper_end, builder_end, standing, state, whole_machine, filter_program, fuse)
-    keeper_end.close()
-    builder_end.close()
-    return Blank(pid, control, orders)
+    born, ends = unborn()
+    born.builder = os.fork()
+    if born.builder == 0:
+        leave_the_launcher([end.fileno() for end in ends])
+        run(ends[0], ends[1], standing, state, whole_machine, filter_program, fuse)
+    for end in ends:
+        end.close()
+    return born
 
 
 def _ask(orders: socket.socket) -> tuple[Any, list[int]]:
@@ -132,7 +142,7 @@ def _gaps(kept: list[int]) -> list[tuple[int, int]]:
     return [(before + 1, after - 1) for before, after in itertools.pairwise(edges)]
 
 
-def _builder(
+def run(
     keeper_end: socket.socket,
     orders: socket.socket,
     standing: tuple[Operation, ...],
@@ -141,6 +151,7 @@ def _builder(
     filter_program: bytes,
     fuse: Fuse | None,
 ) -> NoReturn:
+    """What a builder does, in a process of its own."""
     step = "namespaces"
     try:
         kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
@@ -249,7 +260,6 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
         _quiet_signals()
         seccomp.install(filter_program)
         seal_imports()
-        keeper.rehearse()
         wire.send(builder, ("sealed",), [proc_mount])
         os.close(proc_mount)
         builder.close()

@@ -4,7 +4,8 @@ By the time it serves it has no powers left: it was sealed before it knew which 
 asked with marshalled packets from outside, which it trusts; it answers with plain ASCII words, because whoever reads the
 answer must not trust it.
 
-    control socket   ("spawn", spec) with [channel, stdin, stdout, stderr]; end of file: the owner is gone, so is the sandbox
+    control socket   ("spawn", spec) with [channel, stdin, stdout, stderr] | ("hold",) with the lock | ("rehearse",) | ("finish",)
+                     end of file: the owner is gone, and so is the sandbox
     channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
                      <- "end CODE SIGNAL REASON UTIME STIME MAXRSS"
                      -> "signal N"; end of file: the caller is gone, so is its command
@@ -84,8 +85,8 @@ class Keeper:
         self._poll.register(woken, select.POLLIN)
 
     def rehearse(self) -> None:
-        """Run one command that does nothing. A fork is slow at everything that it does for the first time, and this one waits
-        anyway until somebody needs it."""
+        """Run one command that does nothing. Everything is slow when it is done for the first time, by a fork or through a fresh
+        mount, and a sandbox that was raised ahead of time has nothing else to do."""
         ours, theirs = wire.pair()
         channel, far = wire.pair()
         with ours, theirs, channel, far:
@@ -139,6 +140,8 @@ class Keeper:
             self._spawn(message[1], fds)
         elif message[0] == "hold":
             self._held += fds  # the lock of the sandbox's directory, for as long as we live
+        elif message[0] == "rehearse":
+            self.rehearse()
         elif message[0] == "finish":
             self._finish(0)
 

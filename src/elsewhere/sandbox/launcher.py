@@ -32,6 +32,7 @@ from typing import Any, NoReturn, Protocol
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.linux import syscalls
 from elsewhere.sandbox import builder, creation, wire
+from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.stock import Stock
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
@@ -82,13 +83,13 @@ class Launcher:
     def __init__(self, state: State, listener: socket.socket, front: Front, idle: float) -> None:
         self._state = state
         self._listener = listener
-        self._front = front
         self._idle = idle
         self._quiet_since = time.monotonic()
         self._connections: dict[int, _Connection] = {}
         self._keepers: dict[int, _Keeper] = {}
         self._by_sandbox: dict[str, _Keeper] = {}
-        self._stock = Stock(state)
+        self._nursery = Nursery(state.path, lambda orders: _wait_as_front(orders, front))
+        self._stock = Stock(state, self._nursery)
         self._fronts: list[socket.socket] = []
         self._sweeper = _start_sweeper(state, listener)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
@@ -121,7 +122,7 @@ class Launcher:
             if self._stock.waiting_time() is not None:
                 self._stock.work()
             elif len(self._fronts) < _FRONTS:
-                self._fork_front()
+                self._add_front()
             now = time.monotonic()
             if busy:
                 self._quiet_since = now
@@ -274,7 +275,7 @@ class Launcher:
     def _hand_to_front(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> None:
         """A front answers the client; we forget the connection."""
         if not self._fronts:
-            self._fork_front()
+            self._add_front()
         front = self._fronts.pop(0)
         try:
             wire.send(front, message, [connection.sock.fileno(), *fds])
@@ -287,20 +288,16 @@ class Launcher:
         for fd in fds:
             os.close(fd)
 
-    def _fork_front(self) -> None:
+    def _add_front(self) -> None:
         """One that waits: a fork is slow at everything that it does for the first time, so it rehearses while nobody waits."""
-        ours, theirs = wire.pair()
-        if os.fork() == 0:
-            builder.leave_the_launcher([theirs.fileno()])
-            _wait_as_front(theirs, self._front)
-        theirs.close()
-        self._fronts.append(ours)
+        self._fronts.append(self._nursery.front())
 
     def close(self) -> None:
         """Nothing that was made ahead of time stays."""
         self._stock.empty()
         for front in self._fronts:
             front.close()
+        self._nursery.close()
         trash.empty(self._state.room("trash"))
 
     def _leave(self) -> NoReturn:
@@ -398,9 +395,9 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     listener.bind(f"/proc/self/fd/{directory}/{socket_name}")
     os.chmod(place, 0o600)
     listener.listen(256)
-    launcher = Launcher(state, listener, front, idle)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is there now stays, and is not touched in every child
+    launcher = Launcher(state, listener, front, idle)
     if ready >= 0:
         os.write(ready, b"listening")
         os.close(ready)

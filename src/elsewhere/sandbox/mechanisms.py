@@ -83,6 +83,13 @@ class Raised:
     copied: str = ""
     not_copied: list[str] = field(default_factory=list)
 
+    def discard(self) -> None:
+        """Nobody wants it: the keeper ends with its control socket."""
+        self.control.close()
+        for fd in (self.mount_namespace, self.memory_fd):
+            if fd >= 0:
+                os.close(fd)
+
 
 @dataclass(slots=True)
 class Raising:
@@ -93,6 +100,9 @@ class Raising:
     blank: Blank
     view: View
     project_path: str
+
+    def discard(self) -> None:
+        self.blank.discard()
 
     def finish(self) -> Raised:
         try:

@@ -14,10 +14,10 @@ import os
 import time
 from dataclasses import dataclass
 
-from elsewhere.linux import seccomp
-from elsewhere.sandbox import builder, mechanisms, view
+from elsewhere.sandbox import mechanisms, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed
 from elsewhere.sandbox.mechanisms import Mechanism, Raised, Raising
+from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import trash
@@ -42,12 +42,12 @@ class _Wish:
 
 
 class Stock:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, nursery: Nursery) -> None:
         self._state = state
-        self._filter = seccomp.program()
+        self._nursery = nursery
         self._names = itertools.count()
         self._blanks: list[Blank] = []
-        self._raised: list[tuple[_Wish, Raising]] = []
+        self._raised: list[tuple[_Wish, Raising | Raised]] = []
         self._whole_machine: bool | None = None
         self._wish: _Wish | None = None
         self._drawn: tuple[_Wish, View] | None = None
@@ -62,14 +62,14 @@ class Stock:
         self._wish = wish
         self._rest()
         while self._raised:
-            made_for, raising = self._raised.pop(0)
+            made_for, made = self._raised.pop(0)
             if made_for == wish:
                 try:
-                    return self._refresh(raising.finish())
+                    return self._refresh(made.finish() if isinstance(made, Raising) else made)
                 except BuildFailed:
-                    trash.discard(raising.directory, self._state.room("trash"))
+                    trash.discard(made.directory, self._state.room("trash"))
             else:
-                self._throw_away(raising)
+                self._throw_away(made)
         return self._make(mechanism, host, project)
 
     def _make(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
@@ -106,14 +106,13 @@ class Stock:
         return blank
 
     def _make_blank(self, whole_machine: bool) -> Blank:
-        standing = view.standing(whole_machine=whole_machine)
-        return builder.blank(standing, self._state.path, whole_machine=whole_machine, filter_program=self._filter)
+        return self._nursery.blank(whole_machine=whole_machine)
 
     # -- ahead of time ----------------------------------------------------------------------------------------------------------
 
     def waiting_time(self) -> float | None:
         """Seconds until there is something to make; None: nothing is wanted."""
-        if not self._wants_blank() and not self._wants_raised():
+        if not self._wants_blank() and not self._wants_raised() and not self._unfinished():
             return None
         return max(0.0, self._not_before - time.monotonic())
 
@@ -122,13 +121,15 @@ class Stock:
         if self.waiting_time() != 0.0:
             return
         try:
+            if self._unfinished() and self._finish_one():
+                return
             if self._wants_raised() and self._blanks and self._blanks[0].is_ready():
                 self._raise_ahead()
             elif self._wants_blank():
                 assert self._whole_machine is not None
                 self._blanks.append(self._make_blank(self._whole_machine))
             else:
-                self._not_before = time.monotonic() + 0.002  # the blank for it is about to be ready
+                self._not_before = time.monotonic() + 0.002  # what is needed for it is about to be ready
         except OSError as error:
             if error.errno not in _SHORT:
                 raise
@@ -146,6 +147,24 @@ class Stock:
             self._wish = None
             return
         self._raised.append((wish, raising))
+
+    def _unfinished(self) -> bool:
+        return any(isinstance(made, Raising) for _, made in self._raised)
+
+    def _finish_one(self) -> bool:
+        """One whose builder is done. It rehearses, so that whoever gets it finds the way to the shell trodden."""
+        for place, (wish, made) in enumerate(self._raised):
+            if isinstance(made, Raising) and made.blank.is_built():
+                try:
+                    raised = made.finish()
+                    wire.send(raised.control, ("rehearse",))
+                    self._raised[place] = (wish, raised)
+                except (BuildFailed, OSError):
+                    del self._raised[place]
+                    trash.discard(made.directory, self._state.room("trash"))
+                    self._wish = None
+                return True
+        return False
 
     def _draw(self, wish: _Wish) -> View:
         """Once for each wish: as long as the fingerprint stays, so does the view."""
@@ -177,8 +196,8 @@ class Stock:
 
     def empty(self) -> None:
         self._drop_blanks()
-        for _, raising in self._raised:
-            self._throw_away(raising)
+        for _, made in self._raised:
+            self._throw_away(made)
         self._raised.clear()
 
     def _drop_blanks(self) -> None:
@@ -186,6 +205,6 @@ class Stock:
             blank.discard()
         self._blanks.clear()
 
-    def _throw_away(self, raising: Raising) -> None:
-        raising.blank.discard()
-        trash.discard(raising.directory, self._state.room("trash"))
+    def _throw_away(self, made: Raising | Raised) -> None:
+        made.discard()
+        trash.discard(made.directory, self._state.room("trash"))
