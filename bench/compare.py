@@ -24,6 +24,7 @@ from cloning import cloning
 from contenders import Sandlock, neighbours
 from effort import FULL, QUICK, Effort
 from elsewhere import Sandbox
+from elsewhere.sandbox.engine import socket_name
 from filework import file_work
 from measure import Section
 from memory import idle_memory
@@ -75,6 +76,7 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
         for directory in (place.scratch, place.branches, *_rooms(place.state)):
             workspace.spread(directory)
         report = Report(machine.describe(place.project, mechanism), arguments.quick)
+        code = socket_name()
         known, sandlock = neighbours(arguments.docker_image), Sandlock(place)
         sections: Sections = {
             "A": lambda: in_process(place, effort, known, sandlock),
@@ -92,6 +94,8 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
                 report.sections.append(section())
             except Exception as error:  # the other sections are still worth having; the run fails at its end
                 faults.append(f"{letter}: {type(error).__name__}: {error}".replace(place.root, "…"))
+        if socket_name() != code:  # it says version, code and mounts: what a launcher shares with its users
+            faults.append("the code of elsewhere changed during the run: these numbers are of no version; repeat it")
     report.verdicts = budget.judge(report.sections)
     report.errors = faults
     report.took_s = time.monotonic() - began

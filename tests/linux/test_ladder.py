@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from conftest import Person, tree
+from conftest import Person, eventually, tree
+from elsewhere.linux import landlock
 
 HOSTS = Path(__file__).with_name("hosts.py")
 WORK = "echo hi > new.txt; rm README.md; mkdir -p deep/er && echo y > deep/er/y; echo more >> src/app.py"
@@ -65,6 +66,15 @@ def needs_root() -> None:
         pytest.skip("another host can only be made by root")
 
 
+def needs_landlock() -> None:
+    try:
+        version = landlock.abi()
+    except OSError:
+        version = 0
+    if version < landlock.FIRST_WITH_TRUNCATE:
+        pytest.skip(f"this kernel's Landlock has version {version}, too old for the last rung")
+
+
 def needs_fuse() -> None:
     if shutil.which("fuse-overlayfs") is None:
         pytest.skip("needs Debian's fuse-overlayfs")
@@ -101,16 +111,19 @@ def test_two_containers_deep_only_fuse_is_left(person: Person) -> None:
 
 def test_two_containers_deep_without_fuse_the_project_is_copied(person: Person) -> None:
     needs_root()
+    needs_landlock()
     check(person, "copy-landlock", "--overlay-root", "2", "--no-fuse")
 
 
 @pytest.mark.parametrize("denied", ["unshare", "mount,fsopen,open_tree"])
 def test_under_a_containers_filter_the_project_is_copied(person: Person, denied: str) -> None:
+    needs_landlock()
     check(person, "copy-landlock", "--deny", denied)
 
 
 def test_where_proc_is_masked_the_project_is_copied(user: Person) -> None:
     needs_root()
+    needs_landlock()
     check(user, "copy-landlock", "--mask-proc")
 
 
@@ -157,3 +170,11 @@ def test_a_full_disk_is_an_error_and_no_reason_for_a_weaker_rung(person: Person)
     else:
         assert document["sandbox"]["enforced"]["stronger_rungs"] == []
         assert "No space left" in document["command"]["stderr"]
+
+
+def test_without_namespaces_nothing_outlives_its_sandbox(person: Person) -> None:
+    """Background processes, and a command that kills its keeper: the guardian ends what is left."""
+    needs_landlock()
+    for line in ("sleep 81 & setsid sleep 82 & echo there", "sleep 83 & kill -9 $PPID; sleep 84"):
+        Elsewhere(person, "--deny", "unshare")("run", "--json", "--discard", "-c", line)
+        assert eventually(lambda: not [words for _, words in person.processes() if "sleep 8" in words], 5)

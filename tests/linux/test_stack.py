@@ -16,7 +16,7 @@ from elsewhere.linux import seccomp
 from elsewhere.linux.overlay import Overlay
 from elsewhere.sandbox import builder, commands, mechanisms, project, view
 from elsewhere.sandbox.commands import Spec
-from elsewhere.sandbox.mechanisms import _make_directories
+from elsewhere.sandbox.mechanisms import make_directories
 from elsewhere.sandbox.view import Host
 from elsewhere.storage.state import State
 
@@ -39,7 +39,7 @@ for number, step in enumerate(steps):
         return dataclasses.replace(operation, layers=tuple(frozen)) if isinstance(operation, Overlay) and operation.target == at else operation
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
-    _make_directories(drawn, directory, whole_machine=whole)
+    make_directories(drawn, directory, mechanisms.ladder()[0])
     blank = builder.blank(view.standing(whole_machine=whole), state.path, whole_machine=whole, filter_program=seccomp.program())
     blank.order(plan, directory)
     blank.built()

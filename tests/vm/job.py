@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Runs in the machine, as root: the suite as several people at once, each in a login session of their own.
 
-Emulation is slow and has two processors, so nobody waits for anybody. Every line of output says whose it is:
+Emulation is slow and has two processors, so nobody waits for anybody. Every line of output says whose it is, and after how
+many seconds it came (`--durations` is silent about a run that is stopped):
 
-    root| tests/e2e/test_run.py::test_… PASSED
-    dev| exit code 0
+    root 61| tests/e2e/test_run.py::test_… PASSED
+    dev 309| exit code 0
 
 Arguments: how many seconds each may take, then the people. Nothing of the project is imported here.
 """
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -41,10 +43,11 @@ def suite(limit: int, who: str) -> str:
 def main() -> None:
     limit, people = int(sys.argv[1]), sys.argv[2:]
     speaking = threading.Lock()
+    started = time.monotonic()
 
     def say(who: str, line: str) -> None:
         with speaking:
-            print(f"{who}| {line}", flush=True)
+            print(f"{who} {time.monotonic() - started:.0f}| {line}", flush=True)
 
     def follow(who: str) -> None:
         command = ["su", "-", who, "-c", suite(limit, who)]

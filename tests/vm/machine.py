@@ -9,6 +9,7 @@ on a virtual machine that cannot nest as well.
       <hash of the recipe>/     root.img, vmlinuz, initrd, build.log; there is one, a changed recipe replaces it
       building-*/ running-*/    work in progress, renamed or removed at the end
       output.log console.log    of the last boot, written while it runs: follow them with `tail -f`
+      emulator.log              what the emulator itself had to say about it
 
 A folder becomes the machine's second disk, at `FOLDER`. A command runs in it, by root, once the machine is up; what it prints
 and its exit code come back, and the machine is switched off. Not here: what is tested in it (`test_vm.py`).
@@ -30,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FOLDER", "USER", "MachineError", "Outcome", "boot", "cache_directory", "image", "why_not"]
+__all__ = ["FOLDER", "USER", "MachineError", "Outcome", "boot", "cache_directory", "why_not"]
 
 USER = "dev"
 FOLDER = "/media/folder"
@@ -100,13 +101,12 @@ class MachineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job went. Without an exit code the machine stopped, or was stopped at the time limit, before the job ended."""
+    """How a job went; without an exit code it was stopped at the time limit."""
 
     exit_code: int | None
     output: str
     console: str
     seconds: float
-    timed_out: bool
 
 
 def cache_directory() -> Path:
@@ -128,39 +128,39 @@ def why_not() -> str | None:
     return None
 
 
-def image() -> Path:
-    """The directory of the image, built now if this recipe never was."""
+def boot(folder: Path, command: list[str], *, limit: float) -> Outcome:
+    """Run a command in `folder` in a fresh machine: nothing that it does to either disk outlives it. The image is built first,
+    if this recipe never was; that does not count towards the limit."""
     with _lock():
         directory = _image_directory()
         if not directory.is_dir():
             _build(directory)
-        return directory
+        with _scratch("running-") as scratch:
+            (folder / _JOB).write_text(f"#!/bin/sh\nexec {shlex.join(command)}\n")
+            (folder / _JOB).chmod(0o755)
+            _file_system(folder, scratch / "folder.img", _FOLDER_SIZE)
+            return _job(directory, scratch / "folder.img", limit, scratch)
 
 
-def boot(folder: Path, command: list[str], *, limit: float) -> Outcome:
-    """Run a command in `folder` in a fresh machine: nothing that it does to either disk outlives it."""
-    directory = image()
-    with _lock(), _scratch("running-") as scratch:
-        (folder / _JOB).write_text(f"#!/bin/sh\nexec {shlex.join(command)}\n")
-        (folder / _JOB).chmod(0o755)
-        disk = scratch / "folder.img"
-        _file_system(folder, disk, _FOLDER_SIZE)
-        output, console = cache_directory() / "output.log", cache_directory() / "console.log"
-        for log in (output, console):
-            log.unlink(missing_ok=True)
-        started = time.monotonic()
-        timed_out = _run(_emulator(directory, disk, output, console), scratch / "emulator.log", limit, scratch) is None
-        said = output.read_bytes() if output.exists() else b""
-        if not said and not timed_out:
-            raise MachineError(f"the job never began: {_tail(scratch / 'emulator.log')}\n{_tail(console)}")
-        end = _END.search(said)
-        return Outcome(
-            exit_code=int(end[1]) if end else None,
-            output=(said[: end.start()] if end else said).decode(errors="replace"),
-            console=console.read_text(errors="replace").replace("\r", ""),
-            seconds=time.monotonic() - started,
-            timed_out=timed_out,
+def _job(directory: Path, disk: Path, limit: float, temporary: Path) -> Outcome:
+    logs = output, console, emulator = [cache_directory() / f"{name}.log" for name in ("output", "console", "emulator")]
+    for log in logs:
+        log.unlink(missing_ok=True)
+    started = time.monotonic()
+    code = _run(_emulator(directory, disk, output, console), emulator, limit, temporary)
+    said = output.read_bytes() if output.exists() else b""
+    end = _END.search(said)
+    if end is None and code is not None:
+        raise MachineError(
+            f"the machine went away before the job ended (the emulator: exit code {code}, {_tail(emulator) or 'no message'}); "
+            f"what the job said is in {output}, the end of the console:\n{_tail(console)}"
         )
+    return Outcome(
+        exit_code=int(end[1]) if end else None,
+        output=(said[: end.start()] if end else said).decode(errors="replace"),
+        console=console.read_text(errors="replace").replace("\r", "") if console.exists() else "",
+        seconds=time.monotonic() - started,
+    )
 
 
 def _image_directory() -> Path:

@@ -57,7 +57,7 @@ class Run:
 
 def run_of(who: str, output: str) -> Run:
     """One person's lines out of what everybody said."""
-    lines = [line.removeprefix(f"{who}| ") for line in output.splitlines() if line.startswith(f"{who}| ")]
+    lines = re.findall(rf"^{who} \d+\| (.*)$", output, re.MULTILINE)
     ended = re.fullmatch(r"exit code (\d+)", lines[-1]) if lines else None
     return Run(int(ended[1]), "\n".join(lines[:-1])) if ended else Run(None, "\n".join(lines))
 

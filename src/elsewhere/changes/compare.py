@@ -102,7 +102,10 @@ class _Comparison:
         with contextlib.ExitStack() as stack:
             opened = []
             for root in self._roots:
-                opened.append(-1 if root is None else os.open(root, flags))
+                try:
+                    opened.append(-1 if root is None else os.open(root, flags))
+                except PermissionError:  # closed as a whole: that much is certain
+                    return Changes(modified=[self._at + "/"])
                 if root is not None:
                     stack.callback(os.close, opened[-1])
             self._upper, self._origin, self._real = opened

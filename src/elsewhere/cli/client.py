@@ -29,9 +29,11 @@ def main() -> int:
         sys.stderr.write("elsewhere: the current directory does not exist any more\n  next: change to one that does\n")
         return 125
     if argv and argv[0] not in _HERE and not argv[0].startswith("-"):
-        sock = _connect() or _start(argv)
-        if sock is not None:
-            return _hand_over(sock, argv)
+        for find in (_connect, lambda: None):
+            sock = find() or _start(argv)
+            code = None if sock is None else _hand_over(sock, argv)
+            if code is not None:
+                return code
     from elsewhere.cli.main import main as here
 
     return here(argv, None)
@@ -69,7 +71,8 @@ def _start(argv: list[str]) -> "_socket.socket | None":
     return _connect()
 
 
-def _hand_over(sock: "_socket.socket", argv: list[str]) -> int:
+def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
+    """The exit code; None: the launcher was just going, and nothing was done."""
     import _signal  # type: ignore[import-not-found]  # `signal` itself would load `enum`
     import marshal
 
@@ -78,13 +81,16 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> int:
     data = marshal.dumps(("cli", argv, os.getcwd(), dict(os.environ), umask))
     terminal = _remember_terminal()
     descriptors = [_open_or_null(number) for number in (0, 1, 2)]
-    if len(data) <= 65536:
-        _send(sock, [b"i", data], descriptors)
-    else:
-        holder = os.memfd_create("elsewhere-message")
-        with open(holder, "wb", closefd=False) as stream:
-            stream.write(data)
-        _send(sock, [b"f"], [*descriptors, holder])
+    try:
+        if len(data) <= 65536:
+            _send(sock, [b"i", data], descriptors)
+        else:
+            holder = os.memfd_create("elsewhere-message")
+            with open(holder, "wb", closefd=False) as stream:
+                stream.write(data)
+            _send(sock, [b"f"], [*descriptors, holder])
+    except OSError:
+        return None
 
     def forward(number: int, _frame: object) -> None:
         try:
@@ -125,7 +131,11 @@ def _remember_terminal() -> "list[object] | None":
         return None
     import termios
 
-    return termios.tcgetattr(0)
+    saved = termios.tcgetattr(0)
+    # Whoever does the work is not in our session, so the kernel would let it take the terminal from the foreground; setting it to
+    # what it is stops us first if we are in the background.
+    termios.tcsetattr(0, termios.TCSADRAIN, saved)
+    return saved
 
 
 def _restore_terminal(saved: "list[object] | None") -> None:

@@ -9,7 +9,7 @@ import struct
 
 from elsewhere.linux import syscalls
 
-__all__ = ["READ", "WRITE", "abi", "restrict"]
+__all__ = ["FIRST_WITH_TRUNCATE", "READ", "WRITE", "abi", "restrict"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE, _IOCTL_DEV, _REFER = 1 << 14, 1 << 15, 1 << 13
@@ -18,6 +18,7 @@ _VERSION_FLAG = 1
 _PATH_BENEATH = 1
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 
+FIRST_WITH_TRUNCATE = 3  # before, a file that may not be written could still be emptied
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 WRITE = (1 << 16) - 1
 

@@ -17,7 +17,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.syscalls import AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_RECURSIVE, OPEN_TREE_CLONE
@@ -95,11 +95,6 @@ class Operation:
     def words(self) -> str:
         return type(self).__name__.lower()
 
-    def describe(self) -> dict[str, object]:
-        """The operation as it stands in documents: its kind, its fields, and the same in words."""
-        kept = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {"kind": type(self).__name__.lower(), **kept, "words": self.words()}
-
 
 @dataclass(frozen=True, slots=True)
 class Clone(Operation):
@@ -122,7 +117,7 @@ class Clone(Operation):
         return fd
 
     def words(self) -> str:
-        how = "read-only" if self.attributes & sys_.MOUNT_ATTR_RDONLY else "the sandbox's own"
+        how = "read-only" if self.attributes & sys_.MOUNT_ATTR_RDONLY else "as it is"
         return f"{how}: {self.source}"
 
 
@@ -191,21 +186,20 @@ class Fresh(Operation):
     def words(self) -> str:
         return f"fresh {self.filesystem}"
 
-    def describe(self) -> dict[str, object]:
-        return {"kind": "fresh", "target": self.target, "filesystem": self.filesystem, "words": self.words()}
-
 
 @dataclass(frozen=True, slots=True)
 class Handed(Operation):
-    """A mount that somebody else made: proc shows the process namespace of whoever mounts it, so the keeper has to."""
+    """A mount that somebody else made, found under its key: proc shows the process namespace of whoever mounts it, so the keeper
+    has to; fuse-overlayfs has to start before there is a process namespace."""
 
-    filesystem: str
+    key: str
+    what: str
 
     def make(self, bench: Bench) -> int:
-        return os.dup(bench.handed[self.filesystem])
+        return os.dup(bench.handed[self.key])
 
     def words(self) -> str:
-        return f"fresh {self.filesystem}"
+        return self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +320,9 @@ class Plan:
         yield from self.standing
         yield from self.places
 
-    def describe(self) -> list[dict[str, object]]:
-        return [operation.describe() for operation in self.operations()]
+    def describe(self) -> tuple[tuple[str, str], ...]:
+        """Each place and what became of it, in words."""
+        return tuple((operation.target, operation.words()) for operation in self.operations())
 
     def standing_tops(self) -> list[str]:
         """The standing mounts that others stand on: moving them moves the rest."""

@@ -11,7 +11,7 @@ from elsewhere.linux import syscalls
 
 __all__ = ["DENIED", "install", "program"]
 
-_LD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_LD, _JEQ, _JGE, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -85,7 +85,8 @@ _TABLE: dict[str, tuple[int | None, int | None]] = {
 }
 _CLONE, _UNSHARE, _CLONE3, _IOCTL, _PERSONALITY, _SOCKET = (56, 220), (272, 97), 435, (16, 29), (135, 92), (41, 198)
 _PERSONALITIES = (0, 8, 0x20000, 0x40000, 0x60000, 0xFFFFFFFF)  # gdb switches randomisation off
-_AF_UNIX = 1
+_SOCKETPAIR = (53, 199)
+_AF_UNIX, _SOCK_DGRAM = 1, 2
 
 DENIED = tuple(sorted(_TABLE))
 
@@ -120,6 +121,8 @@ def program(*, unix_sockets: bool = True) -> bytes:
     code += _when(_PERSONALITY[column], 0, [*allowed, _op(_RET, refuse)])
     if not unix_sockets:
         code += _when(_SOCKET[column], 0, [_op(_JEQ, _AF_UNIX, 0, 1), _op(_RET, refuse)])
+        # A pair of datagram sockets can be turned to any path; pairs of the other kinds stay with each other.
+        code += _when(_SOCKETPAIR[column], 1, [_op(_AND, 0xF), _op(_JEQ, _SOCK_DGRAM, 0, 1), _op(_RET, refuse)])
     return b"".join([*code, _op(_RET, _ALLOW)])
 
 

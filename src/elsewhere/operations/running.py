@@ -58,6 +58,7 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
     state = State.open()
     began = time.monotonic()
     live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
+    ended = False
     try:
         chosen = live.environment(request.environment, sources, directory, caller=os.environ)
         live.record.environment_left_out = list(chosen.left_out)
@@ -66,6 +67,7 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
             told(live)
         spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, last=True)
         outcome = _run(live, spec, signals, capture=request.capture)
+        ended = True
         changes = live.changes()
         kept = not request.discard and (request.keep or bool(changes))
         if kept:
@@ -87,9 +89,13 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
         _keep_what_is_there(live, request)
         raise
     except BaseException:
-        # Whatever went wrong, nothing runs on and nothing is left; the command itself never started or was ended.
+        # Whatever went wrong, nothing runs on. Work that was done is not thrown away because it could not be read.
         with contextlib.suppress(Exception):
-            live.remove()
+            if ended and not request.discard:
+                live.record.lost = True
+                live.settle()
+            else:
+                live.remove()
         raise
     return RunResult(live.record, outcome, changes, kept, create_s)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from elsewhere import settings
 from elsewhere.changes.compare import Changes
-from elsewhere.errors import ElsewhereError, InUse, UsageError
+from elsewhere.errors import ElsewhereError, InUse, Refused, UsageError
+from elsewhere.meeting import default_state
 from elsewhere.sandbox import contents, project, record
 from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.live import Live, create
@@ -31,8 +32,15 @@ __all__ = [
 def find_project(chosen: str | None, directory: str) -> Project:
     home = home_directory(os.getuid())
     if chosen is not None:
-        return project.find(os.path.join(directory, chosen), home, chosen=True)
-    return project.find(directory, home)
+        found = project.find(os.path.join(directory, chosen), home, chosen=True)
+    else:
+        found = project.find(directory, home)
+    state = os.path.realpath(default_state())
+    if (found.path + "/").startswith(state + "/"):
+        raise Refused(
+            "project_in_state", f"the project {found.path!r} lies in elsewhere's own state directory", hint="work outside of it"
+        )
+    return found
 
 
 def open_sandbox(found: Project, *, base: str = "live", story: str, abandoned: str) -> Live:

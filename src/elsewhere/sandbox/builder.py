@@ -16,9 +16,11 @@ Descriptors: `control` leads to the keeper and goes to whoever owns the sandbox;
 to the builder; end of file on it ends the builder.
 """
 
+import errno
 import itertools
 import os
 import pickle
+import resource
 import secrets
 import select
 import signal
@@ -33,7 +35,7 @@ from elsewhere.sandbox import fuse as fuse_programs
 from elsewhere.sandbox import wire
 from elsewhere.sandbox.fuse import Daemon, Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
-from elsewhere.sandbox.keeper import Keeper, seal_imports
+from elsewhere.sandbox.keeper import Keeper, descendants, kill_quietly, reap_all, seal_imports
 from elsewhere.sandbox.view import USER_ROOT
 from elsewhere.storage import copying
 
@@ -41,14 +43,18 @@ __all__ = ["Blank", "BuildFailed", "blank", "landlocked", "leave_the_launcher", 
 
 _PATIENCE_S = 10.0
 
+# What the launcher's own limit of descriptors was before it raised it; commands are to have that one.
+NOFILE: tuple[int, int] | None = None
+
 
 class BuildFailed(Exception):
-    """What could not be done here: the step, and the kernel's answer."""
+    """What could not be done here: the step, and the kernel's answer. An accident says nothing about what this host allows."""
 
     def __init__(self, step: str, number: int, text: str) -> None:
         super().__init__(f"{step}: {text}")
         self.step = step
         self.errno = number
+        self.accident = step == "builder" or number in (errno.EAGAIN, errno.ENOMEM)
 
 
 @dataclass(slots=True)
@@ -113,8 +119,11 @@ def blank(
     born, ends = unborn()
     born.builder = os.fork()
     if born.builder == 0:
-        leave_the_launcher([end.fileno() for end in ends])
-        run(ends[0], ends[1], standing, state, whole_machine, filter_program, fuse)
+        try:
+            leave_the_launcher([end.fileno() for end in ends])
+            run(ends[0], ends[1], standing, state, whole_machine, filter_program, fuse)
+        finally:
+            os._exit(1)
     for end in ends:
         end.close()
     return born
@@ -130,6 +139,8 @@ def _ask(orders: socket.socket) -> tuple[Any, list[int]]:
 def leave_the_launcher(kept: list[int]) -> None:
     """A child of the launcher keeps its code and nothing else of it: no descriptor, no signal handler."""
     signal.set_wakeup_fd(-1)
+    if NOFILE is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, NOFILE)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     for first, last in _gaps(sorted(kept)):
@@ -270,35 +281,32 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
     keeper.serve()
 
 
-def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int, socket.socket]:
-    """A keeper without namespaces, held by Landlock and the filter alone: its pid and its control socket."""
+def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int, int, socket.socket]:
+    """A keeper without namespaces, held by Landlock and the filter alone: its pid, that of its guardian, and its control socket.
+
+    The guardian stays outside of Landlock, where a command cannot reach it, and ends what is left when the keeper is gone: no
+    kernel does that without a process namespace."""
     control, keeper_end = wire.pair()
     ours, theirs = wire.pair()
-    pid = os.fork()
-    if pid == 0:
-        leave_the_launcher([keeper_end.fileno(), theirs.fileno()])
-        step = "landlock"
+    ours.settimeout(_PATIENCE_S)
+    guardian = os.fork()
+    if guardian == 0:
         try:
+            leave_the_launcher([keeper_end.fileno(), theirs.fileno()])
             os.setsid()
             sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
-            keeper = Keeper(keeper_end, alone=False)
-            landlock.restrict(rules)
-            if os.getuid() == 0:
-                capabilities.give_up_all_but(())
-            sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
-            step = "filter"
-            _quiet_signals()
-            seccomp.install(filter_program)
-            seal_imports()
-            wire.send(theirs, ("sealed",))
+            keeper = os.fork()
+            if keeper == 0:
+                _landlocked_keeper(keeper_end, theirs, rules, filter_program)
+            keeper_end.close()
             theirs.close()
-        except BaseException as error:
-            wire.send(
-                theirs,
-                ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)),
-            )
-            os._exit(1)
-        keeper.serve()
+            os.waitpid(keeper, 0)
+            while mine := descendants(os.getpid()):
+                for pid in mine:
+                    kill_quietly(pid, signal.SIGKILL)
+                reap_all()
+        finally:
+            os._exit(0)
     keeper_end.close()
     theirs.close()
     with ours:
@@ -306,7 +314,31 @@ def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int
     if message[0] != "sealed":
         control.close()
         raise BuildFailed(*message[1:])
-    return pid, control
+    return message[1], guardian, control
+
+
+def _landlocked_keeper(
+    control: socket.socket, starter: socket.socket, rules: list[tuple[str, int]], filter_program: bytes
+) -> NoReturn:
+    step = "landlock"
+    try:
+        sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
+        pid = os.getpid()
+        keeper = Keeper(control, alone=False)
+        landlock.restrict(rules)
+        if os.getuid() == 0:
+            capabilities.give_up_all_but(())
+        sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
+        step = "filter"
+        _quiet_signals()
+        seccomp.install(filter_program)
+        seal_imports()
+        wire.send(starter, ("sealed", pid))
+        starter.close()
+    except BaseException as error:
+        wire.send(starter, ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)))
+        os._exit(1)
+    keeper.serve()
 
 
 def _quiet_signals() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import socket
 import struct
 import termios
@@ -59,7 +60,7 @@ class Outcome:
 
 
 class Signals:
-    """Signals that somebody else receives on our behalf, as bytes on a socket: each byte is a number, 0 a change of size."""
+    """Signals that somebody else receives on our behalf, as bytes on a socket: each byte is a number."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -104,15 +105,11 @@ def on_terminal(
     """With a terminal of the sandbox's own between the command and the caller's. The caller's is raw meanwhile, so that every
     key, Ctrl-C included, reaches the command."""
     rows, columns = _size(target)
-    fds = [source, target, stderr] if stderr is not None else []
+    fds = [stderr] if stderr is not None else []
     with _started(control, spec, fds, (rows, columns)) as run, _raw(source):
         master = run.terminal
         os.set_blocking(master, False)
-        run.wait(
-            signals,
-            {master: lambda: _pass_on(master, target), source: lambda: _pass_on(source, master)},
-            resized=lambda: _resize(master, target),
-        )
+        run.wait(signals, {master: lambda: _pass_on(master, target)}, _Keys(source, master), lambda: _resize(master, target))
         while _pass_on(master, target):
             pass
         return run.outcome()
@@ -145,6 +142,37 @@ class _Sink:
                 return
 
 
+class _Keys:
+    """What is typed, on its way to the command: never waited for, since a command that does not read must not keep us from
+    showing what it says."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self._target = target
+        self._waiting = b""
+        self._open = True
+
+    def register(self, poll: select.poll) -> None:
+        """More is read only when what was read before is gone."""
+        poll.register(self._target, select.POLLIN | (select.POLLOUT if self._waiting else 0))
+        if self._open:
+            poll.register(self.source, 0 if self._waiting else select.POLLIN)
+
+    def move(self) -> None:
+        if not self._waiting:
+            try:
+                self._waiting = os.read(self.source, _CHUNK)
+            except OSError:
+                pass
+            self._open = self._open and bool(self._waiting)
+        try:
+            self._waiting = self._waiting[os.write(self._target, self._waiting) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._waiting = b""
+
+
 class _Run:
     def __init__(self, channel: socket.socket, started: float) -> None:
         self._channel = channel
@@ -157,6 +185,7 @@ class _Run:
         self,
         signals: Signals | None,
         streams: dict[int, Callable[[], bool]] | None = None,
+        keys: "_Keys | None" = None,
         resized: Callable[[], None] | None = None,
     ) -> None:
         streams = dict(streams or {})
@@ -167,12 +196,15 @@ class _Run:
         if signals is not None:
             poll.register(signals.sock.fileno(), select.POLLIN)
         while not self._words:
-            for fd, _ in poll.poll():
+            if keys is not None:
+                keys.register(poll)
+            for fd, events in poll.poll():
                 if fd == self._channel.fileno():
                     self._hear()
                 elif signals is not None and fd == signals.sock.fileno():
-                    if not self._signal(signals, resized):
-                        poll.unregister(fd)
+                    self._signal(signals, resized)
+                elif keys is not None and (fd == keys.source or events & select.POLLOUT):
+                    keys.move()
                 elif fd in streams and not streams[fd]():
                     poll.unregister(fd)
                     del streams[fd]
@@ -182,20 +214,23 @@ class _Run:
         if message.startswith("end "):
             self._words = message.split()[1:]
         elif not message:
-            self._words = ["125", "0", "lost", "0", "0", "0"]
+            self.lose()
         self._ended = time.monotonic()
 
-    def _signal(self, signals: Signals, resized: Callable[[], None] | None) -> bool:
+    def lose(self) -> None:
+        self._words = ["125", "0", "lost", "0", "0", "0"]
+        self._ended = time.monotonic()
+
+    def _signal(self, signals: Signals, resized: Callable[[], None] | None) -> None:
         data = signals.read()
         if not data:
             raise CallerGone  # closing the channel, on the way out, tells the keeper to end the command
         for number in data:
-            if number and number != 28:
+            if number != signal.SIGWINCH:
                 with contextlib.suppress(OSError):
                     self._channel.send(b"signal %d" % number)
             elif resized is not None:
                 resized()
-        return True
 
     def outcome(
         self, stdout: bytes = b"", stderr: bytes = b"", stdout_truncated: bool = False, stderr_truncated: bool = False
@@ -246,7 +281,11 @@ def _started(control: socket.socket, spec: Spec, fds: list[int], terminal: tuple
         try:
             if terminal is not None:
                 run.terminal = _receive_terminal(channel, spec)
-            _check_started(_recv(channel), spec)
+            message = _recv(channel)
+            if message:
+                _check_started(message, spec)
+            else:
+                run.lose()  # it may well have started: nobody lived to tell
             yield run
         finally:
             if run.terminal >= 0:

@@ -7,13 +7,13 @@ knows what happened.
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from elsewhere import __version__
 from elsewhere.clock import wall
-from elsewhere.errors import UsageError
+from elsewhere.errors import Broken, ElsewhereError, NotFound, UsageError
 from elsewhere.linux import capabilities, seccomp
-from elsewhere.sandbox import identity, mechanisms, record
+from elsewhere.sandbox import identity, mechanisms, record, seeds
 from elsewhere.sandbox.builder import BuildFailed
 from elsewhere.sandbox.mechanisms import Mechanism, Raised
 from elsewhere.sandbox.project import Project
@@ -24,8 +24,6 @@ from elsewhere.storage import trash
 from elsewhere.storage.state import State, write_aside
 
 __all__ = ["Ladder", "Made", "Request", "abandon", "create", "recover"]
-
-ABANDONED = ("discard", "keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,6 @@ class Request:
     base: str
     story: str
     abandoned: str
-    left_out: list[str] = field(default_factory=list)
-    rungs: list[str] | None = None
 
 
 @dataclass(slots=True)
@@ -66,24 +62,20 @@ class Ladder:
             self._host = (home, Host.look(home, state))
         return self._host[1]
 
-    def climb(
-        self, project: str, rungs: list[str] | None, attempt: Callable[[Mechanism], Raised]
-    ) -> tuple[Raised, list[tuple[str, str]]]:
-        """The first rung that stands, tried for real."""
-        known = self._found.get(project) if rungs is None else None
-        reasons: list[tuple[str, str]] = list(known[1]) if known else []
-        passed = known is None
-        for mechanism in mechanisms.ladder():
-            passed = passed or (known is not None and mechanism == known[0])
-            if not passed or (rungs is not None and mechanism.name not in rungs):
-                continue
+    def climb(self, project: str, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
+        """The first rung that stands, tried for real; the one that stood last time first."""
+        known, reasons = self._found.get(project, (None, []))
+        rungs = mechanisms.ladder()
+        reasons = list(reasons)
+        for mechanism in rungs[rungs.index(known) if known else 0 :]:
             try:
                 raised = attempt(mechanism)
             except BuildFailed as failure:
+                if failure.accident:
+                    raise Broken("builder_failed", f"the sandbox could not be made: {failure}", hint="try again") from failure
                 reasons.append((mechanism.name, str(failure)))
                 continue
-            if rungs is None:
-                self._found[project] = (mechanism, reasons)
+            self._found[project] = (mechanism, reasons)
             return raised, reasons
         raise mechanisms.unavailable(reasons)
 
@@ -94,7 +86,7 @@ def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made
     who = identity.derive(os.path.basename(request.project), request.story, None, request.head)
     host = ladder.host(request.home, state.path)
     project = Project(request.project, request.git, request.head)
-    raised, reasons = ladder.climb(request.project, request.rungs, lambda rung: stock.raise_sandbox(rung, host, project))
+    raised, reasons = ladder.climb(request.project, lambda rung: stock.raise_sandbox(rung, host, project))
     now = wall()
     made = Record(
         id=who.sandbox_id,
@@ -107,7 +99,6 @@ def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made
         enforced=_enforced(raised, reasons),
         layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
         plan=[list(step) for step in raised.view.told],
-        environment_left_out=request.left_out,
         version=__version__,
     )
     try:
@@ -115,7 +106,7 @@ def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made
         record.save(made, raised.directory)
         os.rename(raised.directory, state.sandbox(made.id))
     except OSError:
-        raised.control.close()
+        raised.discard()
         trash.discard(raised.directory, state.room("trash"))
         raise
     if raised.mechanism.copy:
@@ -168,30 +159,35 @@ def _differs(rung: Mechanism) -> list[str]:
 
 def abandon(state: State, sandbox_id: str, wish: str) -> None:
     """The owner died. What nobody asked to keep, or what is empty, goes; anything else stays and says that it was lost."""
-    with contextlib.suppress(Exception):
-        if wish == "keep":
+    if wish == "keep":
+        try:
             found = record.load(state, sandbox_id)
-            if _wrote_anything(state, found):
-                found.state, found.lost, found.ended_at = "stopped", True, wall()
+            wrote = _wrote_anything(state, found)
+        except NotFound:
+            return
+        except (ElsewhereError, OSError):
+            return  # what cannot be read is not what was not written; the old record reads as lost
+        if wrote:
+            found.state, found.lost, found.ended_at = "stopped", True, wall()
+            with contextlib.suppress(OSError):  # a full disk: the old record reads as lost, too
                 record.save(found, state.sandbox(sandbox_id))
-                return
+            return
     trash.discard(state.sandbox(sandbox_id), state.room("trash"))
 
 
 def _wrote_anything(state: State, found: Record) -> bool:
-    directory = state.sandbox(found.id)
+    """Whether a layer holds more than what it started with."""
     if found.mechanism == "copy-landlock":
         return True
-    seeded = {"etc"}
+    seeded = {os.path.basename(path) for path in seeds.ACCOUNTS}
     for layer in found.layers:
-        with contextlib.suppress(OSError):
-            names = set(os.listdir(f"{directory}/upper/{layer['number']}"))
-            if names - seeded or (layer["at"] != "/" and names):
-                return True
-            if "etc" in names and any(
-                not name.startswith(("shadow", "gshadow")) for name in os.listdir(f"{directory}/upper/{layer['number']}/etc")
-            ):
-                return True
+        upper = f"{state.sandbox(found.id)}/upper/{layer['number']}"
+        names = set(os.listdir(upper))
+        etc = os.path.relpath("/etc", layer["at"])
+        if etc == "." and names <= seeded:
+            continue
+        if names - {etc} or (names and not set(os.listdir(os.path.join(upper, etc))) <= seeded):
+            return True
     return False
 
 
@@ -199,5 +195,14 @@ def recover(state: State) -> None:
     """After a launcher died: what it had in stock goes, unless another launcher holds it."""
     with os.scandir(state.room("spare")) as entries:
         for entry in entries:
-            if not record.is_held(entry.path):
+            maker = entry.name.partition("-")[0]
+            if not record.is_held(entry.path) and not _is_running(maker):
                 trash.discard(entry.path, state.room("trash"))
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

@@ -83,6 +83,17 @@ class Engine:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._process = os.getpid()
+        self._owed = 0
+
+    def _take_what_is_owed(self, sock: socket.socket) -> None:
+        """Answers to questions that were interrupted; a sandbox that nobody took has its control socket closed, and so ends."""
+        while self._owed:
+            answer, fds = wire.receive(sock)
+            for fd in fds:
+                os.close(fd)
+            self._owed -= 1
+            if answer[0] == "created":
+                wire.call(sock, ("remove", answer[1]["id"]))
 
     @classmethod
     def shared(cls, state: State) -> "Engine":
@@ -97,10 +108,13 @@ class Engine:
             if self._sock is None:
                 self._sock = self._open()
             try:
+                self._take_what_is_owed(self._sock)
+                self._owed += 1
                 answer, fds = wire.call(self._sock, message)
+                self._owed -= 1
             except Broken:
                 self._sock.close()
-                self._sock = None
+                self._sock, self._owed = None, 0
                 raise
         if answer[0] == "error":
             kind, code, text, hint, detail = answer[1:]

@@ -24,9 +24,10 @@ SYSTEM = (
 )  # fmt: skip
 
 
-def watched(home: str) -> list[str]:
+def watched(home: str, shown: str) -> list[str]:
     """The directories in which a place to hide can come and go: while they stay as they are, so does the list."""
-    parents = {os.path.dirname(os.path.join(home, name)) for name in CREDENTIALS}
+    homes = {home, *(other for other in _homes() if _within(shown, other))}
+    parents = {os.path.dirname(os.path.join(place, name)) for place in homes for name in CREDENTIALS}
     parents |= {os.path.dirname(pattern) for pattern in SYSTEM} | {"/home", "/"}
     return sorted(parents)
 
@@ -56,8 +57,8 @@ def _homes() -> list[str]:
 
 
 def _there(path: str) -> bool:
-    """Something that whoever asks could read: what they cannot reach anyway needs no cover."""
-    return os.path.lexists(path) and os.access(path, os.R_OK)
+    """Whether or not it can be read now: a mode can be changed, and covering takes no more than finding it."""
+    return os.path.lexists(os.path.realpath(path))
 
 
 def _within(path: str, place: str) -> bool:

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from elsewhere.sandbox import wire
 
-__all__ = ["Keeper", "seal_imports"]
+__all__ = ["Keeper", "descendants", "kill_quietly", "reap_all", "seal_imports"]
 
 # `socket.send_fds` and `os.wait4` import these when they are first called, which would be too late.
 _LOADED_AHEAD = (array, resource)
@@ -127,7 +127,9 @@ class Keeper:
 
     def _patience(self) -> int | None:
         deadlines = [command.deadline for command in self._commands.values() if command.deadline is not None]
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1) if deadlines else None
+        if not deadlines:
+            return None
+        return min(max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1), 1 << 30)  # poll takes no more than an int
 
     # -- orders ---------------------------------------------------------------------------------------------------------------
 
@@ -158,15 +160,15 @@ class Keeper:
                 _say(channel, f"refused {error.errno} 125")
                 return
             os.umask(spec["umask"])
-            if spec["terminal"] is not None:
-                terminal, name = _terminal(*spec["terminal"])
-                actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
-                actions.append((os.POSIX_SPAWN_DUP2, fds[2] if len(fds) > 2 else 0, 2))
-            else:
-                actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
             try:
+                if spec["terminal"] is not None:
+                    terminal, name = _terminal(*spec["terminal"])
+                    actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
+                    actions.append((os.POSIX_SPAWN_DUP2, fds[0] if fds else 0, 2))
+                else:
+                    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
                 pid = _start(spec["argv"], environment, actions)
-            except OSError as error:
+            except OSError as error:  # of the program, or of its terminal
                 missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
                 _say(channel, f"refused {error.errno} {127 if missing else 126}")
                 return
@@ -248,10 +250,10 @@ class Keeper:
 
     def _kill(self, command: _Command, number: int) -> None:
         if command.last and self._alone:
-            _kill_quietly(-1, number)
+            kill_quietly(-1, number)
             return
         for pid in self._tree(command):
-            _kill_quietly(pid, number)
+            kill_quietly(pid, number)
 
     def _tree(self, command: _Command) -> list[int]:
         """The command's process and whatever it left behind: its descendants, its session, and who carries its mark."""
@@ -264,29 +266,22 @@ class Keeper:
                 if pid not in wanted and (parent in wanted or session == command.pid):
                     wanted.add(pid)
                     grown = True
-        needle = f"{MARK}={command.mark}".encode()
-        wanted |= {pid for pid in processes if pid not in wanted and self._alone and needle in _environment(pid)}
+        needle = f"\0{MARK}={command.mark}\0".encode()
+        wanted |= {pid for pid in processes if pid not in wanted and self._alone and needle in b"\0" + _environment(pid)}
         return [pid for pid in wanted if pid != os.getpid()]
 
     def _finish(self, code: int) -> NoReturn:
         """The kernel ends everything in a process namespace with its pid 1; elsewhere we have to look."""
         if not self._alone:
             for _ in range(50):
-                mine = _descendants(os.getpid())
+                mine = descendants(os.getpid())
                 if not mine:
                     break
                 for pid in mine:
-                    _kill_quietly(pid, signal.SIGKILL)
-                self._reap_silently()
+                    kill_quietly(pid, signal.SIGKILL)
+                reap_all()
                 time.sleep(0.002)
         os._exit(code)
-
-    def _reap_silently(self) -> None:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
 
 
 def _say(channel: socket.socket, words: str) -> None:
@@ -329,7 +324,7 @@ def _spawn(path: str, argv: list[str], environment: dict[str, str], actions: lis
     return os.posix_spawn(path, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
 
 
-def _kill_quietly(pid: int, number: int) -> None:
+def kill_quietly(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
@@ -350,7 +345,7 @@ def _processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def _descendants(ancestor: int) -> list[int]:
+def descendants(ancestor: int) -> list[int]:
     processes = _processes()
     found = {ancestor}
     grown = True
@@ -359,6 +354,14 @@ def _descendants(ancestor: int) -> list[int]:
         found |= more
         grown = bool(more)
     return sorted(found - {ancestor})
+
+
+def reap_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
 
 
 def _environment(pid: int) -> bytes:

@@ -20,6 +20,7 @@ import fcntl
 import gc
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -29,9 +30,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from elsewhere.errors import ElsewhereError, UsageError
+from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import builder, creation, wire
+from elsewhere.sandbox import builder, creation, record, wire
 from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.stock import Stock
 from elsewhere.storage import trash
@@ -80,8 +81,9 @@ class _Keeper:
 
 
 class Launcher:
-    def __init__(self, state: State, listener: socket.socket, front: Front, idle: float) -> None:
+    def __init__(self, state: State, place: str, listener: socket.socket, front: Front, idle: float) -> None:
         self._state = state
+        self._place = place
         self._listener = listener
         self._idle = idle
         self._quiet_since = time.monotonic()
@@ -126,8 +128,21 @@ class Launcher:
             now = time.monotonic()
             if busy:
                 self._quiet_since = now
-            elif now - self._quiet_since > self._idle or not os.path.exists(self._state.room("run")):
+            elif (now - self._quiet_since > self._idle or not os.path.exists(self._state.room("run"))) and self._nobody_knocks():
                 return
+
+    def _nobody_knocks(self) -> bool:
+        """Take the socket's name away; whoever found it just before is served all the same, and we stay."""
+        aside = self._place + ".closing"
+        try:
+            os.rename(self._place, aside)
+        except FileNotFoundError:
+            return True
+        if select.select([self._listener], [], [], 0)[0]:
+            os.rename(aside, self._place)
+            return False
+        os.unlink(aside)
+        return True
 
     def _patience(self) -> int:
         """Milliseconds until there is something to do that nobody asks for."""
@@ -137,7 +152,7 @@ class Launcher:
         return math.ceil(wait * 1000)
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # gone again, or no descriptor left: it is asked again in the next round
             sock, _ = self._listener.accept()
             sock.setblocking(True)
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -150,7 +165,7 @@ class Launcher:
     def _serve(self, connection: _Connection) -> None:
         try:
             message, fds = wire.receive(connection.sock)
-        except (EOFError, OSError):
+        except Exception:  # gone, or nonsense: neither must end everybody else's launcher
             self._gone(connection)
             return
         if message[0] == "cli":
@@ -208,6 +223,12 @@ class Launcher:
         """Answered when nothing of the sandbox runs any more, which may be later."""
         connection.owned.pop(sandbox_id, None)
         keeper = self._by_sandbox.get(sandbox_id)
+        if remove and keeper is None and record.is_alive(self._state, sandbox_id):
+            raise InUse(
+                "sandbox_of_another_launcher",
+                f"the sandbox {sandbox_id!r} is kept by a launcher that is not this one",
+                hint="end the program that runs it first",
+            )
         if remove:
             trash.discard(self._state.sandbox(sandbox_id), self._state.room("trash"))
             # Taking mounts down takes longer than ending processes; nobody has to wait for it when all goes to the trash.
@@ -229,7 +250,8 @@ class Launcher:
             if keeper is not None:
                 keeper.kill()
                 _close(keeper.release())
-            creation.abandon(self._state, sandbox_id, wish)
+            with contextlib.suppress(OSError):
+                creation.abandon(self._state, sandbox_id, wish)
         self._sweep()
 
     def _reap(self) -> None:
@@ -241,7 +263,9 @@ class Launcher:
             if pid == 0:
                 return
             keeper = self._keepers.pop(pid, None)
-            if keeper is not None:
+            if keeper is None:
+                self._stock.died(pid)
+            else:
                 self._by_sandbox.pop(keeper.sandbox_id, None)
                 _close(keeper.release())
                 self._stock.nobody_waits()
@@ -274,14 +298,15 @@ class Launcher:
 
     def _hand_to_front(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> None:
         """A front answers the client; we forget the connection."""
-        if not self._fronts:
-            self._add_front()
-        front = self._fronts.pop(0)
-        try:
-            wire.send(front, message, [connection.sock.fileno(), *fds])
-        except OSError:
-            print("a front was gone before it was needed", file=sys.stderr, flush=True)
-        front.close()
+        for _ in range(len(self._fronts) + 1):
+            if not self._fronts:
+                self._add_front()
+            with self._fronts.pop(0) as front:
+                try:
+                    wire.send(front, message, [connection.sock.fileno(), *fds])
+                    break
+                except OSError:
+                    print("a front was gone before it was needed", file=sys.stderr, flush=True)
         self._poll.unregister(connection.sock.fileno())
         del self._connections[connection.sock.fileno()]
         connection.sock.close()
@@ -298,7 +323,7 @@ class Launcher:
         for front in self._fronts:
             front.close()
         self._nursery.close()
-        trash.empty(self._state.room("trash"))
+        self._sweeper.close()  # it empties the trash once more, and ends
 
     def _leave(self) -> NoReturn:
         raise SystemExit(0)
@@ -314,8 +339,9 @@ def _plain(detail: dict[str, object]) -> dict[str, object]:
 
 def _wait_as_front(orders: socket.socket, front: Front) -> NoReturn:
     code = 125
+    with contextlib.suppress(Exception):
+        front.rehearse()  # what is wrong here is told when it is done in earnest
     try:
-        front.rehearse()
         message, (client_fd, *fds) = wire.receive(orders)
     except BaseException:
         os._exit(0)  # nobody needs us any more
@@ -330,7 +356,8 @@ def _wait_as_front(orders: socket.socket, front: Front) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         for number, mode in enumerate("rww"):
-            stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+            lines = 1 if number == 2 else -1  # remarks come at once, between what the command says
+            stream = open(number, mode, lines, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
             setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
         os.chdir(directory)
         code = front.serve(argv, client)
@@ -364,17 +391,23 @@ def _start_sweeper(state: State, listener: socket.socket) -> socket.socket:
     builder.leave_the_launcher([theirs.fileno()])
     with contextlib.suppress(OSError):
         os.nice(10)
-    try:
-        trash.empty(state.room("trash"))
-        while True:
-            _, fds = wire.receive(theirs)
-            for fd in fds:
-                os.close(fd)
+    told = True
+    while told:
+        try:
             if trash.empty(state.room("trash")):
                 time.sleep(0.2)  # something is still held by a sandbox that is going
                 trash.empty(state.room("trash"))
-    except BaseException:
-        os._exit(0)
+        except OSError as error:
+            print(f"the trash could not be emptied: {error}", file=sys.stderr, flush=True)
+        try:
+            _, fds = wire.receive(theirs)
+            for fd in fds:
+                os.close(fd)
+        except (EOFError, OSError):
+            told = False
+    with contextlib.suppress(OSError):
+        trash.empty(state.room("trash"))
+    os._exit(0)
 
 
 def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:
@@ -395,9 +428,12 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     listener.bind(f"/proc/self/fd/{directory}/{socket_name}")
     os.chmod(place, 0o600)
     listener.listen(256)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    builder.NOFILE = (soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each sandbox takes a descriptor or two
     gc.collect()
     gc.freeze()  # what is there now stays, and is not touched in every child
-    launcher = Launcher(state, listener, front, idle)
+    launcher = Launcher(state, place, listener, front, idle)
     if ready >= 0:
         os.write(ready, b"listening")
         os.close(ready)

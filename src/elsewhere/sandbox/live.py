@@ -101,9 +101,11 @@ class Live:
 
     def settle(self) -> None:
         """End everything that runs and keep the directory."""
-        if self._memory_fd >= 0:
-            saving.save_layers(f"/proc/self/fd/{self._memory_fd}/upper", os.path.join(self.state.sandbox(self.id), "upper"))
         self._end("settle")
+        if self._memory_fd >= 0:
+            # Only now: nothing that still runs may change what is being read.
+            saving.save_layers(f"/proc/self/fd/{self._memory_fd}/upper", os.path.join(self.state.sandbox(self.id), "upper"))
+            self._close_memory()
         for layer in self.record.layers:
             # Left by overlay as a warning that nothing was synced; it would refuse the next mount.
             shutil.rmtree(f"{self.state.sandbox(self.id)}/work/{layer['number']}/work/incompat", ignore_errors=True)
@@ -120,6 +122,7 @@ class Live:
         """End everything that runs and throw the rest away. Twice is once."""
         if self._open:
             self._end("remove")
+            self._close_memory()
             self.record.state = "removed"
 
     def _end(self, how: str) -> None:
@@ -134,6 +137,8 @@ class Live:
             record.wait_for_end(self.state, self.id)
             self.engine.ask(how, self.id)
         self.control.close()
+
+    def _close_memory(self) -> None:
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1
@@ -146,8 +151,6 @@ def create(
     base: str = "live",
     story: str = "run",
     abandoned: str = "discard",
-    left_out: list[str] | None = None,
-    rungs: list[str] | None = None,
 ) -> Live:
     engine = Engine.shared(state)
     request = {
@@ -158,8 +161,6 @@ def create(
         "base": base,
         "story": story,
         "abandoned": abandoned,
-        "left_out": left_out or [],
-        "rungs": rungs,
     }
     (_, made, project_path), fds = engine.ask("create", request)
     return Live(engine, Record(**made), socket.socket(fileno=fds[0]), project_path, fds[1] if len(fds) > 1 else -1)

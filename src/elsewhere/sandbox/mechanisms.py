@@ -30,7 +30,19 @@ from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import copying
 from elsewhere.storage.state import State
 
-__all__ = ["LADDER", "Mechanism", "Raised", "Raising", "begin", "draw", "ladder", "raise_sandbox", "take_after", "unavailable"]
+__all__ = [
+    "LADDER",
+    "Mechanism",
+    "Raised",
+    "Raising",
+    "begin",
+    "draw",
+    "ladder",
+    "make_directories",
+    "raise_sandbox",
+    "take_after",
+    "unavailable",
+]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 MEMORY_CAP = 1 << 30
@@ -157,7 +169,7 @@ def draw(mechanism: Mechanism, host: Host, project: Project) -> View:
 def begin(mechanism: Mechanism, drawn: View, project: Project, state: State, directory: str, take: BlankSource) -> Raising:
     """Everything but waiting for the builder."""
     try:
-        _make_directories(drawn, directory, whole_machine=mechanism.whole_machine)
+        make_directories(drawn, directory, mechanism)
         blank = _fuse_blank(drawn, state, directory) if mechanism.fuse else take(mechanism)
     except OSError as error:
         raise _as_build_failure(error) from error
@@ -169,6 +181,9 @@ def begin(mechanism: Mechanism, drawn: View, project: Project, state: State, dir
         blank.discard()
         _raise_if_full(failure.errno, str(failure), failure.step)
         raise
+    except OSError as error:
+        blank.discard()
+        raise BuildFailed("builder", error.errno or 0, f"the builder is gone ({error.strerror})") from error
     return Raising(mechanism, directory, blank, drawn, project.path)
 
 
@@ -204,17 +219,17 @@ def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
     return builder.blank(drawn.plan.standing, state.path, whole_machine=False, filter_program=seccomp.program(), fuse=fuse)
 
 
-def _make_directories(drawn: View, directory: str, *, whole_machine: bool) -> None:
+def make_directories(drawn: View, directory: str, mechanism: Mechanism) -> None:
     """Upper, work and private places. An upper's root gives the mount its owner and mode, so both come from what lies below."""
     for room in ("upper", "work"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.join(directory, room), 0o711)
-    shift = FIRST_ID if whole_machine else 0
+    shift = FIRST_ID if mechanism.whole_machine else 0
     for layer in drawn.layers:
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
-            take_after(layer.lower, upper, shift)
-            if whole_machine and layer.at == drawn.accounts_at:
+            take_after(layer.lower, upper, mechanism)
+            if mechanism.whole_machine and layer.at == drawn.accounts_at:
                 seeds.sow(upper, layer.at)
         work = f"{directory}/work/{layer.number}"
         if _made(work) and shift:
@@ -235,8 +250,10 @@ def _made(path: str) -> bool:
     return True
 
 
-def take_after(lower: str, upper: str, shift: int) -> None:
+def take_after(lower: str, upper: str, mechanism: Mechanism) -> None:
+    """An upper's root gives its mount owner, mode and times."""
     found = os.stat(lower)
+    shift = FIRST_ID if mechanism.whole_machine else 0
     if os.geteuid() == 0 and (shift or found.st_uid or found.st_gid):
         os.chown(upper, shift + found.st_uid, shift + found.st_gid)
     os.chmod(upper, stat.S_IMODE(found.st_mode))
@@ -246,38 +263,39 @@ def take_after(lower: str, upper: str, shift: int) -> None:
 def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) -> Raised:
     """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
     try:
-        landlock.abi()
+        version = landlock.abi()
     except OSError as error:
         raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
+    if version < landlock.FIRST_WITH_TRUNCATE:
+        raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
     target = os.path.join(directory, "copy")
     copied = copying.copy_tree(project.path, target, leave_out=frozenset({host.state}))
     places = [target]
-    for private in ("tmp", "home"):
-        os.mkdir(os.path.join(directory, private), 0o700)
-        places.append(os.path.join(directory, private))
+    os.mkdir(os.path.join(directory, "tmp"), 0o700)
+    places.append(os.path.join(directory, "tmp"))
     places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
     rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
     rules += [(path, landlock.WRITE) for path in places]
     rules += [
         (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
     ]
-    keeper, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
+    keeper, guardian, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
     _hold_lock(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
-        mechanism, directory, control, keeper, keeper, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out
+        mechanism, directory, control, keeper, guardian, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out
     )
 
 
-def _readable_but(hidden: list[str]) -> list[str]:
+def _readable_but(closed: list[str]) -> list[str]:
     """Landlock can only allow: everything beside the hidden places, one directory at a time on the way down to them."""
     allowed: list[str] = []
     waiting = ["/"]
     while waiting:
         place = waiting.pop()
-        if place in hidden:
+        if place in closed:
             continue
-        if any(path.startswith(place.rstrip("/") + "/") for path in hidden):
+        if any(path.startswith(place.rstrip("/") + "/") for path in closed):
             with contextlib.suppress(OSError):
                 waiting += [os.path.join(place, name) for name in os.listdir(place)]
         else:

@@ -65,8 +65,11 @@ class _Nurse:
             while True:
                 order, fds = wire.receive(self._orders)
                 if os.fork() == 0:
-                    builder.leave_the_launcher(fds)
-                    self._be(order, [socket.socket(fileno=fd) for fd in fds])
+                    try:
+                        builder.leave_the_launcher(fds)
+                        self._be(order, [socket.socket(fileno=fd) for fd in fds])
+                    finally:
+                        os._exit(1)
                 for fd in fds:
                     os.close(fd)
         finally:

@@ -8,7 +8,6 @@ mounts depend on stayed the same: the host's mounts (`forget` is called when the
 at every use).
 """
 
-import errno
 import itertools
 import os
 import time
@@ -28,7 +27,6 @@ __all__ = ["Stock"]
 _BLANKS = 2
 _RAISED = 3
 _QUIET_S = 0.03
-_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ class Stock:
         self._blanks: list[Blank] = []
         self._raised: list[tuple[_Wish, Raising | Raised]] = []
         self._whole_machine: bool | None = None
+        self._standing: object = None
         self._wish: _Wish | None = None
         self._drawn: tuple[_Wish, View] | None = None
         self._not_before = 0.0
@@ -66,8 +65,8 @@ class Stock:
             if made_for == wish:
                 try:
                     return self._refresh(made.finish() if isinstance(made, Raising) else made)
-                except BuildFailed:
-                    trash.discard(made.directory, self._state.room("trash"))
+                except (BuildFailed, OSError):
+                    self._throw_away(made)
             else:
                 self._throw_away(made)
         return self._make(mechanism, host, project)
@@ -83,8 +82,7 @@ class Stock:
     def _refresh(self, raised: Raised) -> Raised:
         """What an upper's root took from reality may have grown older in the meantime."""
         for layer in raised.view.layers:
-            found = os.stat(layer.lower)
-            os.utime(f"{raised.directory}/upper/{layer.number}", ns=(found.st_atime_ns, found.st_mtime_ns))
+            mechanisms.take_after(layer.lower, f"{raised.directory}/upper/{layer.number}", raised.mechanism)
         return raised
 
     def _directory(self) -> str:
@@ -93,9 +91,10 @@ class Stock:
         return directory
 
     def _take(self, mechanism: Mechanism) -> Blank:
-        if mechanism.whole_machine != self._whole_machine:
+        standing = view.standing_stamp()
+        if mechanism.whole_machine != self._whole_machine or standing != self._standing:
             self._drop_blanks()
-            self._whole_machine = mechanism.whole_machine
+            self._whole_machine, self._standing = mechanism.whole_machine, standing
         blank = self._blanks.pop(0) if self._blanks else self._make_blank(mechanism.whole_machine)
         try:
             blank.ready()
@@ -130,10 +129,8 @@ class Stock:
                 self._blanks.append(self._make_blank(self._whole_machine))
             else:
                 self._not_before = time.monotonic() + 0.002  # what is needed for it is about to be ready
-        except OSError as error:
-            if error.errno not in _SHORT:
-                raise
-            self._not_before = time.monotonic() + 1.0
+        except OSError:
+            self._not_before = time.monotonic() + 1.0  # a full disk, too many processes: whoever asks next gets to see why
 
     def _raise_ahead(self) -> None:
         wish = self._wish
@@ -186,6 +183,12 @@ class Stock:
         """A sandbox ended: this is a good moment."""
         self._not_before = 0.0
 
+    def died(self, pid: int) -> None:
+        """A keeper ended that was nobody's yet: nobody must get it."""
+        for entry in [entry for entry in self._raised if _keeper_of(entry[1]) == pid]:
+            self._raised.remove(entry)
+            self._throw_away(entry[1])
+
     # -- away with it -----------------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
@@ -208,3 +211,7 @@ class Stock:
     def _throw_away(self, made: Raising | Raised) -> None:
         made.discard()
         trash.discard(made.directory, self._state.room("trash"))
+
+
+def _keeper_of(made: Raising | Raised) -> int:
+    return made.blank.keeper if isinstance(made, Raising) else made.keeper

@@ -14,7 +14,8 @@
     /proc /dev /run (/sys)                 fresh                      fresh (/sys: read-only)
     /tmp (/var/tmp)                        the sandbox's own          the sandbox's own
 
-Where a new kind of mount is to be treated differently, `_classify` is the place; a new operation belongs in `linux/mounts.py`.
+Where a kind of mount of the host is to be treated differently: `_Drawing._classify` for the machine plan, `_Drawing.user` for the
+user plan. A mount that somebody asks for goes into both, before `_finished`. A new operation belongs in `linux/mounts.py`.
 """
 
 import contextlib
@@ -52,6 +53,7 @@ __all__ = [
     "empty_plan",
     "fingerprint",
     "standing",
+    "standing_stamp",
 ]
 
 _REPLACED = ("/proc", "/sys", "/dev", "/run", "/tmp")
@@ -125,7 +127,7 @@ def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
     ids = (("uid", str(FIRST_ID)), ("gid", str(FIRST_ID))) if whole_machine else ()
     quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
     tty_group = (("gid", str(FIRST_ID + 5)),) if whole_machine else ()
-    operations: list[Operation] = [Handed("/proc", "proc")]
+    operations: list[Operation] = [Handed("/proc", "proc", "fresh proc")]
     operations += [Cover(f"/proc/{name}", directory=False) for name in _PROC_MASKED]
     operations += [Cover(f"/proc/{name}", directory=True) for name in _PROC_MASKED_DIRECTORIES]
     operations += [ReadOnly(f"/proc/{name}") for name in _PROC_READ_ONLY]
@@ -180,7 +182,7 @@ class _Drawing:
         home = (host.home,) if host.home != "/" and os.path.isdir(host.home) else ()
         git = (project.git,) if project.git else ()
         self._places = _outermost((project.path, *git, *home))
-        self._shown = (project.path, *git)
+        self._needed = (project.path, *git)
 
     # -- root ---------------------------------------------------------------------------------------------------------------
 
@@ -211,14 +213,18 @@ class _Drawing:
         if mount.kind in _KERNELS_OWN:
             return Absent(mount.target, mount.kind)
         attributes = _attributes(mount)
+        if mount.kind in _NETWORK or mount.kind.startswith("fuse"):
+            # Not even looked at: a server that is gone would keep us waiting.
+            return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY)
         try:
             found = os.stat(mount.target)
         except OSError as error:
             return Absent(mount.target, error.strerror or "cannot be reached")
-        local = mount.kind not in _NETWORK and not mount.kind.startswith("fuse")
-        if not local or "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
-            return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=local)
-        needed = any(_within(place, mount.target) for place in (*self._shown, *seeds.ACCOUNTS))
+        if stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+            return Absent(mount.target, "it leads to the host")
+        if "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
+            return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=True)
+        needed = any(_within(place, mount.target) for place in (*self._needed, *seeds.ACCOUNTS))
         return self._over(mount.target, mount.target, attributes=attributes, required=needed)
 
     def _stepping_stones(self, place: str) -> list[Operation]:
@@ -246,7 +252,9 @@ class _Drawing:
                 operations += self._stepping_stones(place) if not _within(place, "/var/tmp") else self._var_tmp_stones(place)
             operations += [self._over(path, path) for path in self._free_of_mounts(place)]
         operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
-        operations += [Cover(path, directory=False) for path in _sockets((*_REPLACED, "/var/tmp", *self._places))]
+        sockets = _sockets((*_REPLACED, "/var/tmp", *self._places))
+        sockets += [mount.target for mount in self._mounts if mount.target not in sockets and _is_socket(mount.target)]
+        operations += [Cover(path, directory=False) for path in sockets]
         return self._finished(USER_ROOT, operations, standing(whole_machine=False))
 
     def _var_tmp_stones(self, place: str) -> list[Operation]:
@@ -270,7 +278,7 @@ class _Drawing:
         number = len(self._layers)
         self._layers.append(Layer(at, lower, number))
         if not self._overlay:
-            return Handed(at, at)
+            return Handed(at, at, f"copy on write over {lower}, by fuse-overlayfs")
         return Overlay(
             at,
             lower,
@@ -288,11 +296,10 @@ class _Drawing:
         if accounts_at not in [layer.at for layer in self._layers]:
             accounts_at = None  # on a mount of its own that is read-only
         also = () if accounts_at else seeds.ACCOUNTS
-        places = hidden.hidden_places(self._host.home, self._shown, self._host.state, also)
+        places = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also)
         covers = [Cover(path, directory=os.path.isdir(path)) for path in places]
         plan = Plan(always, root, (*operations, *covers))
-        told = tuple((operation.target, operation.words()) for operation in plan.operations())
-        return View(plan, tuple(self._layers), tuple(places), told, accounts_at)
+        return View(plan, tuple(self._layers), tuple(places), plan.describe(), accounts_at)
 
 
 def _sockets(unreachable: tuple[str, ...]) -> list[str]:
@@ -300,9 +307,9 @@ def _sockets(unreachable: tuple[str, ...]) -> list[str]:
     paths = set()
     with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as table:
         for line in table:
-            words = line.rstrip(b"\n").split(b" ", 7)
-            if len(words) == 8 and words[7].lstrip().startswith(b"/"):
-                paths.add(os.path.realpath(os.fsdecode(words[7].lstrip())))
+            words = line.rstrip(b"\n").split(None, 7)  # columns are padded
+            if len(words) == 8 and words[7].startswith(b"/"):
+                paths.add(os.path.realpath(os.fsdecode(words[7])))
     visible = []
     for path in paths:
         if not any(_within(path, place) for place in unreachable):
@@ -312,10 +319,15 @@ def _sockets(unreachable: tuple[str, ...]) -> list[str]:
     return sorted(visible)
 
 
+def standing_stamp() -> tuple[object, ...]:
+    """Changes whenever the standing mounts would be made differently: what the resolver is goes into /run."""
+    return tuple(_stamp(path) for path in ("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
+
+
 def fingerprint(host: Host, project: Project, *, whole_machine: bool) -> tuple[object, ...]:
     """Changes whenever a view drawn earlier would not be drawn like that any more; mounts are watched separately."""
-    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home)]
-    seen += [_stamp(path) for path in (*seeds.ACCOUNTS, "/etc/resolv.conf", os.path.realpath("/etc/resolv.conf"))]
+    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home, project.path)]
+    seen += [*(_stamp(path) for path in seeds.ACCOUNTS), *standing_stamp()]
     for path in (project.path, project.git, host.home, "/"):
         found = None if path is None else _stat(path)
         seen.append(found and (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid))
@@ -329,6 +341,11 @@ def _stat(path: str) -> os.stat_result | None:
         return os.stat(path)
     except OSError:
         return None
+
+
+def _is_socket(path: str) -> bool:
+    found = _stat(path)
+    return found is not None and (stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode))
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -345,7 +362,7 @@ def _replaced(path: str) -> bool:
 
 
 def _outermost(paths: tuple[str, ...]) -> list[str]:
-    """Without those that lie inside another one, unless a fresh directory comes between."""
+    """Without those that lie inside another one."""
     return [path for path in dict.fromkeys(paths) if not any(path != other and _within(path, other) for other in paths)]
 
 

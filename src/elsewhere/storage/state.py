@@ -69,6 +69,13 @@ class State:
                     f"the state directory {place!r} belongs to uid {found.st_uid}, and this is uid {os.geteuid()}",
                     hint="set ELSEWHERE_HOME to a directory of your own",
                 )
+            strangers = [name for name in os.listdir(place) if name not in _ROOMS and not name.startswith("schema")]
+            if strangers and not os.path.lexists(os.path.join(place, "schema")):
+                raise StateError(
+                    "state_not_empty",
+                    f"{place!r} holds other things and cannot become a state directory",
+                    hint="set ELSEWHERE_HOME to a new or empty directory",
+                )
             if stat.S_IMODE(found.st_mode) & 0o077:
                 os.chmod(place, 0o700)
             for room in _ROOMS:
