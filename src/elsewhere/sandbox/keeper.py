@@ -40,6 +40,7 @@ __all__ = ["Keeper", "descendants", "kill_quietly", "reap_all", "seal_imports"]
 # `socket.send_fds` and `os.wait4` import these when they are first called, which would be too late.
 _LOADED_AHEAD = (array, resource)
 
+_SEALED: list[object] = []
 _GRACE_S = 2.0
 _TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
 _RESET = [number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)]
@@ -47,11 +48,10 @@ MARK = "ELSEWHERE_COMMAND"
 
 
 def seal_imports() -> None:
-    """From here on an import of anything that is not loaded fails without touching a file."""
-    sys.path.clear()
-    sys.meta_path.clear()
-    sys.path_hooks.clear()
-    sys.path_importer_cache.clear()
+    """From here on an import of anything that is not loaded fails without touching a file. The old lists are kept, unused: giving
+    them back would make this process write to memory that it shares with all other keepers."""
+    _SEALED.extend((sys.path, sys.meta_path, sys.path_hooks, sys.path_importer_cache))
+    sys.path, sys.meta_path, sys.path_hooks, sys.path_importer_cache = [], [], [], {}
 
 
 @dataclass(slots=True)
@@ -305,16 +305,15 @@ def _start(argv: list[str], environment: dict[str, str], actions: list[Any]) -> 
     name = argv[0]
     places = [name] if "/" in name else [f"{place or '.'}/{name}" for place in environment.get("PATH", "").split(":")]
     refusal = OSError(errno.ENOENT, "not found")
-    for path in places:
+    for path in filter(os.path.lexists, places):  # looking costs a fraction of a failed start
         try:
             return _spawn(path, argv, environment, actions)
         except OSError as error:
             if error.errno == errno.ENOEXEC:
                 return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], environment, actions)
-            if error.errno == errno.ENOENT and os.path.lexists(path):
+            if error.errno == errno.ENOENT:
                 error = OSError(errno.EACCES, "the program that should run it is missing")
-            # A directory of PATH that may not be searched is like one that does not have it.
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR) and os.path.lexists(path):
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 refusal = error
     raise refusal
 

@@ -231,12 +231,11 @@ class Launcher:
             )
         if remove:
             trash.discard(self._state.sandbox(sandbox_id), self._state.room("trash"))
-            # Taking mounts down takes longer than ending processes; nobody has to wait for it when all goes to the trash.
-            self._sweep(keeper.release() if keeper is not None else -1)
-        elif keeper is not None:
-            _close(keeper.release())  # the layers stay: then they must be free when we say so
         if keeper is None:
+            self._sweep()
             return ("done",)
+        if not remove:
+            _close(keeper.release())  # the layers stay: then they must be free when we say so
         keeper.kill()
         keeper.waiting.append(connection.sock)
         return None
@@ -267,10 +266,11 @@ class Launcher:
                 self._stock.died(pid)
             else:
                 self._by_sandbox.pop(keeper.sandbox_id, None)
-                _close(keeper.release())
                 self._stock.nobody_waits()
                 for sock in keeper.waiting:
                     self._reply(sock, ("done",), [])
+                # Taking mounts down takes longer than ending processes, and nobody has to wait for it.
+                self._sweep(keeper.release())
 
     def _sweep(self, mount_namespace: int = -1) -> None:
         """Have the trash emptied; with it goes, later, what a namespace still holds."""
