@@ -3,7 +3,7 @@
 The state that it names is what was last written; whether a keeper still lives is asked of the lock beside it, which a keeper
 holds for as long as it does.
 
-    creating ─► running ─► stopped ─► (removed: no directory, no record)
+    running ─► stopped ─► (removed: no directory, no record)
                    └─ keeper gone, nobody wrote: read as stopped, `lost`
 """
 
@@ -66,7 +66,7 @@ def load(state: State, sandbox_id: str) -> Record:
         raise Broken(
             "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm {sandbox_id}"
         ) from error
-    if record.state in ("creating", "running") and not is_alive(state, sandbox_id):
+    if record.state == "running" and not is_alive(state, sandbox_id):
         record.state, record.lost = "stopped", True
     return record
 
@@ -87,7 +87,7 @@ def load_all(state: State) -> tuple[list[Record], list[str]]:
 
 
 def find(state: State, wanted: str) -> str:
-    """An id, a unique beginning of one (with or without `ew-`), or `@last`."""
+    """An id, the beginning or the last part of one, or `@last`."""
     ids = state.sandbox_ids()
     if wanted in ids:
         return wanted
