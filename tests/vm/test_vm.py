@@ -28,6 +28,8 @@ BROUGHT = (
     "Makefile",
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     "LICENSE",
 )
 TOOLS = ("pytest", "pytest-timeout")
