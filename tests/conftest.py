@@ -233,7 +233,8 @@ def make_person(kind: str, library: Path, uid: int = UID) -> Person:
     if kind not in os.environ.get("ELSEWHERE_TEST_PEOPLE", "root user").split():
         pytest.skip("this run is for others")
     uid = 0 if kind == "root" else uid if root else os.getuid()
-    python = sys.executable
+    # Not the one in .venv: a checkout may lie in /tmp, which is private inside.
+    python = os.path.realpath(sys.executable)
     if kind == "user" and root:
         found = interpreter_for_everybody()
         if found is None:

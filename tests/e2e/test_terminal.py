@@ -1,5 +1,6 @@
 """On a terminal: the command has one of its own, keys reach it, its size follows, and a summary comes at the end."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -136,7 +137,8 @@ def test_the_terminal_is_as_before_when_the_launcher_is_killed(person: Person) -
     terminal.expect("ready")
     fronts = [pid for pid, words in person.processes() if "elsewhere.cli.launch" in words]
     for pid in fronts:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     code, rest = terminal.end()
     assert code == 125
     assert "launcher" in rest

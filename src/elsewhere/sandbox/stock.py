@@ -72,6 +72,15 @@ class Stock:
         return self._make(mechanism, host, project)
 
     def _make(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+        try:
+            return self._make_once(mechanism, host, project)
+        except BuildFailed as failure:
+            if not failure.accident:
+                raise
+        self._drop_blanks()  # one of those that waited was dead
+        return self._make_once(mechanism, host, project)
+
+    def _make_once(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
         directory = self._directory()
         try:
             return mechanisms.raise_sandbox(mechanism, host, project, self._state, directory, self._take)
