@@ -143,3 +143,25 @@ def test_the_terminal_is_as_before_when_the_launcher_is_killed(person: Person) -
     assert code == 125
     assert "launcher" in rest
     assert before
+
+
+def test_what_is_typed_and_not_read_holds_nobody_up(person: Person) -> None:
+    terminal = Terminal(
+        person, "run", "--", "sh", "-c", "stty raw -echo; echo ready; sleep 0.5; head -c 300000 /dev/zero | tr '\\0' x; echo done"
+    )
+    terminal.expect("ready")
+    os.set_blocking(terminal.master, False)
+    for _ in range(8):
+        try:
+            os.write(terminal.master, b"y" * 4000)
+        except BlockingIOError:
+            break
+    os.set_blocking(terminal.master, True)
+    terminal.expect("done")
+    assert terminal.end()[0] == 0
+
+
+def test_a_command_that_lets_go_of_its_terminal_is_waited_for(person: Person) -> None:
+    terminal = Terminal(person, "run", "--", "sh", "-c", "echo ready; exec </dev/null >/dev/null 2>&1; sleep 0.5; exit 5")
+    terminal.expect("ready")
+    assert terminal.end()[0] == 5

@@ -60,12 +60,10 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
     live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
     ended = False
     try:
-        chosen = live.environment(request.environment, sources, directory, caller=os.environ)
-        live.record.environment_left_out = list(chosen.left_out)
+        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, last=True)
         create_s = time.monotonic() - began
         if told is not None:
             told(live)
-        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, last=True)
         outcome = _run(live, spec, signals, capture=request.capture)
         ended = True
         changes = live.changes()

@@ -148,25 +148,30 @@ class _Keys:
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
-        self._target = target
+        self.target = target
         self._waiting = b""
         self._open = True
 
-    def register(self, poll: select.poll) -> None:
-        """More is read only when what was read before is gone."""
-        poll.register(self._target, select.POLLIN | (select.POLLOUT if self._waiting else 0))
-        if self._open:
-            poll.register(self.source, 0 if self._waiting else select.POLLIN)
+    def register(self, poll: select.poll, *, served: bool) -> None:
+        """More is read only when what was read before is gone, and nothing once either end is: an end that is closed would be
+        reported for ever."""
+        if served:
+            poll.register(self.target, select.POLLIN | (select.POLLOUT if self._waiting else 0))
+        if served and self._open and not self._waiting:
+            poll.register(self.source, select.POLLIN)
+        else:
+            with contextlib.suppress(KeyError):
+                poll.unregister(self.source)
 
     def move(self) -> None:
         if not self._waiting:
             try:
                 self._waiting = os.read(self.source, _CHUNK)
             except OSError:
-                pass
-            self._open = self._open and bool(self._waiting)
+                self._waiting = b""  # a terminal that is gone reads as an error
+            self._open = bool(self._waiting)
         try:
-            self._waiting = self._waiting[os.write(self._target, self._waiting) :]
+            self._waiting = self._waiting[os.write(self.target, self._waiting) :]
         except BlockingIOError:
             return
         except OSError:
@@ -197,7 +202,7 @@ class _Run:
             poll.register(signals.sock.fileno(), select.POLLIN)
         while not self._words:
             if keys is not None:
-                keys.register(poll)
+                keys.register(poll, served=keys.target in streams)
             for fd, events in poll.poll():
                 if fd == self._channel.fileno():
                     self._hear()

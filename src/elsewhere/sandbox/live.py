@@ -52,7 +52,8 @@ class Live:
         last: bool = False,
     ) -> Spec:
         """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
-        chosen = self.environment(asked, settings, directory, caller=os.environ if caller is None else caller)
+        chosen = self._environment(asked, settings, directory, caller=os.environ if caller is None else caller)
+        self.record.environment_left_out = list(chosen.left_out)
         for word in (*argv, directory, *chosen.variables.values()):
             if "\0" in word:
                 raise UsageError(
@@ -60,7 +61,7 @@ class Live:
                 )
         return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, last=last)
 
-    def environment(
+    def _environment(
         self,
         asked: Iterable[tuple[str, str | None]],
         settings: Iterable[tuple[Settings, bool]],
