@@ -7,7 +7,7 @@ import os
 
 import elsewhere
 
-__all__ = ["default_state", "socket_name"]
+__all__ = ["default_state", "home_directory", "socket_name"]
 
 
 def default_state() -> str:
@@ -17,15 +17,20 @@ def default_state() -> str:
         return os.path.abspath(chosen)
     if os.getuid() == 0:
         return "/var/lib/elsewhere"
-    home = os.environ.get("HOME", "")
-    if not home.startswith("/"):
-        import pwd  # only for the few who have no HOME
+    return f"{home_directory()}/.local/share/elsewhere"
 
-        try:
-            home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:
-            home = "/nonexistent"
-    return f"{home}/.local/share/elsewhere"
+
+def home_directory() -> str:
+    """From the environment, else from the user database."""
+    home = os.environ.get("HOME", "")
+    if home.startswith("/"):
+        return home
+    import pwd  # only for the few who have no HOME
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/nonexistent"
 
 
 def socket_name() -> str:

@@ -44,7 +44,7 @@ for number, step in enumerate(steps):
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)
-    outcome = commands.captured(blank.control, Spec(['sh', '-ec', step], {'PATH': os.defpath, 'HOME': os.environ['HOME']}, here.path, last=True), null)
+    outcome = commands.captured(blank.control, Spec(['sh', '-ec', step], {'PATH': os.defpath, 'HOME': os.environ['HOME']}, here.path, ends_sandbox=True), null)
     blank.control.close()
     os.waitpid(blank.builder, 0)
     assert outcome.exit_code == 0, (step, outcome)

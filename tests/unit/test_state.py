@@ -9,7 +9,6 @@ import pytest
 
 from elsewhere import meeting
 from elsewhere.errors import StateError
-from elsewhere.storage import state
 from elsewhere.storage.state import SCHEMA, State, write_aside
 
 ROOMS = ["mnt", "run", "sandboxes", "spare", "trash"]
@@ -148,8 +147,10 @@ def test_the_default_place_follows_the_environment(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("home", ["", "relative"])
 def test_a_home_that_is_no_absolute_path_is_looked_up(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.setenv("HOME", home)
-    assert state.home_directory(0) == "/root"
-    assert state.home_directory(3_999_999_999) == "/nonexistent"
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert meeting.home_directory() == "/root"
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    assert meeting.home_directory() == "/nonexistent"
 
 
 # -- written aside --------------------------------------------------------------------------------------------------------------

@@ -134,14 +134,14 @@ def main(argv: list[str], signals: Signals | None) -> int:
         as_json = arguments.json
         return int(arguments.function(arguments, signals))
     except ElsewhereError as error:
-        return _told(error, as_json=as_json, verb=argv[0] if argv else "")
+        return _report(error, as_json=as_json, verb=argv[0] if argv else "")
     except BrokenPipeError:
         return 1  # whoever read our output has had enough
     except OSError as error:
         problem = StateError(
             "system_error", f"{error.filename or 'the system'}: {error.strerror}", hint="elsewhere doctor looks around"
         )
-        return _told(problem, as_json=as_json, verb=argv[0] if argv else "")
+        return _report(problem, as_json=as_json, verb=argv[0] if argv else "")
     except CallerGone:
         return 125
     except KeyboardInterrupt:
@@ -149,9 +149,10 @@ def main(argv: list[str], signals: Signals | None) -> int:
 
 
 def _check_verb(argv: list[str]) -> None:
-    if argv and not argv[0].startswith("-") and argv[0] not in show.VERBS:
-        near = difflib.get_close_matches(argv[0], show.VERBS, n=2)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(show.VERBS)}"
+    parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in _VERBS:
+        near = difflib.get_close_matches(argv[0], _VERBS, n=2)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(_VERBS)}"
         raise UsageError("unknown_verb", f"unknown verb {argv[0]!r}", hint=hint)
 
 
@@ -162,7 +163,7 @@ def _unknown_option(verb: str | None, option: str) -> UsageError:
     return UsageError("unknown_option", f"{verb or 'elsewhere'} does not know {option!r}", hint=hint)
 
 
-def _told(error: ElsewhereError, *, as_json: bool, verb: str) -> int:
+def _report(error: ElsewhereError, *, as_json: bool, verb: str) -> int:
     if as_json:
         print(json.dumps(error.document()))
     show.error(error)
@@ -200,12 +201,12 @@ def _run(arguments: argparse.Namespace, signals: Signals | None) -> int:
         capture=arguments.json,
     )
 
-    def told(live: Live) -> None:
+    def on_ready(live: Live) -> None:
         if arguments.explain:
             show.plan(live.record)
         show.weaker(live.record)
 
-    result = running.run(request, signals, told)
+    result = running.run(request, signals, on_ready)
     if arguments.json:
         _print(documents.run_document(result))
     else:

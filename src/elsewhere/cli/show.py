@@ -12,11 +12,11 @@ from elsewhere.errors import ElsewhereError
 from elsewhere.operations.documents import relative
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Listing, Removal
+from elsewhere.sandbox import rungs
 from elsewhere.sandbox.record import Record
 
-__all__ = ["VERBS", "changes", "doctor", "error", "inspect", "listing", "plan", "removal", "run", "stat", "weaker"]
+__all__ = ["changes", "doctor", "error", "inspect", "listing", "plan", "removal", "run", "stat", "weaker"]
 
-VERBS = ("run", "list", "inspect", "diff", "rm", "doctor", "version")
 _MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31")}
 _STATUS = {"ok": "32", "degraded": "33", "missing": "31"}
 
@@ -56,7 +56,7 @@ def plan(record: Record) -> None:
 
 def weaker(record: Record) -> None:
     """One line when the sandbox is not what somebody would expect it to be."""
-    if record.mechanism not in ("overlay-idmap", "overlay-userns"):
+    if not rungs.named(record.mechanism).expected:
         print(f"elsewhere: {record.enforced['files']} ({record.mechanism}; elsewhere doctor says why)", file=sys.stderr)
 
 

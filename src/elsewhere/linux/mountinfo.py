@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 __all__ = ["Mount", "containing", "parse", "read"]
 
+_REMOTE = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ocfs2 gfs2 coda drvfs virtiofs davfs".split())
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -16,6 +18,11 @@ class Mount:
     options: frozenset[str]
     kind: str
     source: str
+
+    @property
+    def remote(self) -> bool:
+        """Served by somebody else, who may be gone: another machine, or a program."""
+        return self.kind in _REMOTE or self.kind.startswith("fuse")
 
 
 def read(process: str = "self") -> list[Mount]:

@@ -11,16 +11,14 @@ from typing import Any
 
 from elsewhere.errors import ElsewhereError
 from elsewhere.linux import mountinfo, probe
-from elsewhere.meeting import default_state
+from elsewhere.meeting import default_state, home_directory
 from elsewhere.operations.sandboxes import find_project
-from elsewhere.sandbox import mechanisms, project, trial
-from elsewhere.sandbox.mechanisms import Mechanism
+from elsewhere.sandbox import project, rungs, trial
 from elsewhere.sandbox.project import Project
-from elsewhere.storage.state import State, home_directory
+from elsewhere.sandbox.rungs import Mechanism
+from elsewhere.storage.state import State
 
 __all__ = ["Check", "document", "examine", "healthy"]
-
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "drvfs", "virtiofs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Check:
 
 def examine() -> list[Check]:
     state, checks = _state()
-    return [*checks, *_rungs(state), *_parts(state), *_surroundings(state)]
+    return [*checks, *_rungs(state), *_parts(state), *_surroundings()]
 
 
 def healthy(checks: list[Check]) -> bool:
@@ -52,17 +50,17 @@ def _state() -> tuple[State | None, list[Check]]:
         state = State.open()
     except ElsewhereError as error:
         return None, [Check("state directory", "missing", error.message, error.hint)]
-    kind = mountinfo.containing(state.path, mountinfo.read()).kind
-    if kind in _NETWORK:
+    below = mountinfo.containing(state.path, mountinfo.read())
+    if below.remote:
         return state, [
             Check(
                 "state directory",
                 "degraded",
-                f"{state.path} is on {kind}, which cannot hold what a sandbox writes",
+                f"{state.path} is on {below.kind}, which cannot hold what a sandbox writes",
                 "set ELSEWHERE_HOME to a directory on a local disk",
             )
         ]
-    return state, [Check("state directory", "ok", f"{state.path} ({kind})")]
+    return state, [Check("state directory", "ok", f"{state.path} ({below.kind})")]
 
 
 # -- rungs -----------------------------------------------------------------------------------------
@@ -72,7 +70,7 @@ def _rungs(state: State | None) -> list[Check]:
     """The ladder, from the strongest: the first that is ok is the one in use."""
     if state is None:
         return []
-    home = home_directory(os.getuid())
+    home = home_directory()
     checks = []
     with tempfile.TemporaryDirectory(prefix="elsewhere-doctor-") as place:
         small = project.find(place, home, chosen=True)
@@ -80,7 +78,7 @@ def _rungs(state: State | None) -> list[Check]:
             here = find_project(None, os.getcwd())
         except (ElsewhereError, OSError):
             here = small
-        for mechanism in mechanisms.ladder():
+        for mechanism in rungs.ladder():
             checks.append(_rung(mechanism, state, small if mechanism.copy else here, home))
     return checks
 
@@ -208,7 +206,7 @@ def _landlock() -> Check:
 # -- surroundings ----------------------------------------------------------------------------------
 
 
-def _surroundings(state: State | None) -> list[Check]:
+def _surroundings() -> list[Check]:
     checks = []
     if os.geteuid() == 0:
         checks.append(Check("renaming directories", "ok", "directories of reality can be renamed inside"))
@@ -248,14 +246,18 @@ def _surroundings(state: State | None) -> list[Check]:
         checks.append(Check("container", "ok", "this is a container: what it may do is up to the outer one"))
     if _read("/sys/fs/selinux/enforce") == "1":
         checks.append(Check("SELinux", "ok", "enforcing; if a rung above is missing, look at ausearch -m avc"))
-    home = home_directory(os.getuid())
+    home = home_directory()
     if os.path.isdir(home):
-        kind = mountinfo.containing(os.path.realpath(home), mountinfo.read()).kind
-        if kind in _NETWORK:
+        below = mountinfo.containing(os.path.realpath(home), mountinfo.read())
+        if below.remote:
             checks.append(
-                Check("home directory", "degraded", f"{home} is on {kind}", "set ELSEWHERE_HOME to a directory on a local disk")
+                Check(
+                    "home directory",
+                    "degraded",
+                    f"{home} is on {below.kind}",
+                    "set ELSEWHERE_HOME to a directory on a local disk",
+                )
             )
-    del state
     return checks
 
 

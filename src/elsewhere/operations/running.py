@@ -10,9 +10,10 @@ from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.sandboxes import find_project, settings_of
 from elsewhere.sandbox import commands, contents, environment
-from elsewhere.sandbox.commands import CallerGone, Outcome, Signals, Spec
+from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.spec import Spec
 from elsewhere.storage.state import State
 
 __all__ = ["RunRequest", "RunResult", "rehearse", "run"]
@@ -40,11 +41,11 @@ class RunResult:
     create_s: float
 
 
-Told = Callable[[Live], None]
+OnReady = Callable[[Live], None]
 
 
-def run(request: RunRequest, signals: Signals | None = None, told: Told | None = None) -> RunResult:
-    """`told` is called when the sandbox stands and before the command starts."""
+def run(request: RunRequest, signals: Signals | None = None, on_ready: OnReady | None = None) -> RunResult:
+    """`on_ready` is called when the sandbox stands and before the command starts."""
     if not request.argv or not request.argv[0]:
         raise UsageError(
             "no_command",
@@ -60,10 +61,10 @@ def run(request: RunRequest, signals: Signals | None = None, told: Told | None =
     live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
     ended = False
     try:
-        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, last=True)
+        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, ends_sandbox=True)
         create_s = time.monotonic() - began
-        if told is not None:
-            told(live)
+        if on_ready is not None:
+            on_ready(live)
         outcome = _run(live, spec, signals, capture=request.capture)
         ended = True
         changes = live.changes()

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from elsewhere import settings
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, InUse, Refused, UsageError
-from elsewhere.meeting import default_state
+from elsewhere.meeting import default_state, home_directory
 from elsewhere.sandbox import contents, project, record
 from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.live import Live, create
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
 from elsewhere.settings import Settings
-from elsewhere.storage.state import State, home_directory
+from elsewhere.storage.state import State
 
 __all__ = [
     "Listing",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def find_project(chosen: str | None, directory: str) -> Project:
-    home = home_directory(os.getuid())
+    home = home_directory()
     if chosen is not None:
         found = project.find(os.path.join(directory, chosen), home, chosen=True)
     else:
@@ -78,7 +78,7 @@ class Removal:
 
 def settings_of(found: Project) -> list[tuple[Settings, bool]]:
     """The project's own settings and the user's, each with whether it may ask for everything."""
-    home = home_directory(os.getuid())
+    home = home_directory()
     project_file = os.path.join(found.path, project.SETTINGS)
     return [(settings.load(project_file), False), (settings.load(settings.user_file(home)), True)]
 

@@ -17,10 +17,8 @@ to the builder; end of file on it ends the builder.
 """
 
 import errno
-import itertools
 import os
 import pickle
-import resource
 import secrets
 import select
 import signal
@@ -33,18 +31,16 @@ from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Operation, Plan
 from elsewhere.sandbox import fuse as fuse_programs
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.forking import leave_the_launcher
 from elsewhere.sandbox.fuse import Daemon, Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeper import Keeper, descendants, kill_quietly, reap_all, seal_imports
 from elsewhere.sandbox.view import USER_ROOT
 from elsewhere.storage import copying
 
-__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "leave_the_launcher", "run", "unborn"]
+__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "run", "unborn"]
 
 _PATIENCE_S = 10.0
-
-# What the launcher's own limit of descriptors was before it raised it; commands are to have that one.
-NOFILE: tuple[int, int] | None = None
 
 
 class BuildFailed(Exception):
@@ -63,21 +59,21 @@ class Blank:
 
     control: socket.socket
     orders: socket.socket
-    builder: int = 0
-    keeper: int = 0
+    builder_pid: int = 0
+    keeper_pid: int = 0
     mount_namespace: int = -1
 
     def ready(self) -> None:
         """Wait until both are."""
-        if not self.keeper:
+        if not self.keeper_pid:
             message, fds = _ask(self.orders)
             if message[0] != "ready":
                 raise BuildFailed(*message[1:])
-            self.keeper, self.mount_namespace = message[1], fds[0]
+            self.keeper_pid, self.mount_namespace = message[1], fds[0]
 
     def is_ready(self) -> bool:
         """Whether `ready` would return at once."""
-        return bool(self.keeper or select.select([self.orders], [], [], 0)[0])
+        return bool(self.keeper_pid or select.select([self.orders], [], [], 0)[0])
 
     def is_built(self) -> bool:
         """Whether `built` would return at once."""
@@ -117,8 +113,8 @@ def blank(
 ) -> Blank:
     """Fork a builder, which forks a keeper. Returns at once; `Blank.ready` waits."""
     born, ends = unborn()
-    born.builder = os.fork()
-    if born.builder == 0:
+    born.builder_pid = os.fork()
+    if born.builder_pid == 0:
         try:
             leave_the_launcher([end.fileno() for end in ends])
             run(ends[0], ends[1], standing, state, whole_machine, filter_program, fuse)
@@ -134,23 +130,6 @@ def _ask(orders: socket.socket) -> tuple[Any, list[int]]:
         return wire.receive(orders)
     except (EOFError, OSError) as error:
         raise BuildFailed("builder", getattr(error, "errno", 0) or 0, f"the builder ended without an answer ({error})") from error
-
-
-def leave_the_launcher(kept: list[int]) -> None:
-    """A child of the launcher keeps its code and nothing else of it: no descriptor, no signal handler."""
-    signal.set_wakeup_fd(-1)
-    if NOFILE is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, NOFILE)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    for first, last in _gaps(sorted(kept)):
-        if first <= last:
-            sys_.close_range(first, last, 0)
-
-
-def _gaps(kept: list[int]) -> list[tuple[int, int]]:
-    edges = [2, *kept, 1 << 31]
-    return [(before + 1, after - 1) for before, after in itertools.pairwise(edges)]
 
 
 def run(
@@ -243,7 +222,7 @@ def run(
     os._exit(0)
 
 
-def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool, filter_program: bytes) -> NoReturn:
+def _keeper(control: socket.socket, builder_end: socket.socket, whole_machine: bool, filter_program: bytes) -> NoReturn:
     """Take what is still needed, then give everything up; from the filter on, only serve."""
     step = "proc"
     try:
@@ -258,8 +237,8 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
             os.seteuid(FIRST_ID + ID_COUNT + secrets.randbelow(1 << 20))
             capabilities.regain()
             sys_.unshare(sys_.CLONE_NEWUSER)
-            wire.send(builder, "unshared")
-            _receive(builder)
+            wire.send(builder_end, "unshared")
+            _receive(builder_end)
             os.setgroups([])
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
@@ -271,12 +250,12 @@ def _keeper(control: socket.socket, builder: socket.socket, whole_machine: bool,
         _quiet_signals()
         seccomp.install(filter_program)
         seal_imports()
-        wire.send(builder, ("sealed",), [proc_mount])
+        wire.send(builder_end, ("sealed",), [proc_mount])
         os.close(proc_mount)
-        builder.close()
+        builder_end.close()
     except BaseException as error:
         number = getattr(error, "errno", None) or 0
-        wire.send(builder, ("failed", step, number, getattr(error, "strerror", None) or str(error)))
+        wire.send(builder_end, ("failed", step, number, getattr(error, "strerror", None) or str(error)))
         os._exit(1)
     keeper.serve()
 

@@ -16,12 +16,13 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elsewhere.errors import Broken, NotFound, Refused, UsageError
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.spec import Spec
 
-__all__ = ["CAPTURE_CAP", "CallerGone", "Outcome", "Signals", "Spec", "attached", "captured", "on_terminal"]
+__all__ = ["CAPTURE_CAP", "CallerGone", "Outcome", "Signals", "attached", "captured", "on_terminal"]
 
 CAPTURE_CAP = 16 << 20
 _CHUNK = 1 << 16
@@ -30,18 +31,6 @@ _PIPE_CHUNKS = 32
 
 class CallerGone(Exception):
     """Whoever we work for ended before the command did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """`last`: the sandbox ends with this command, and everything in it."""
-
-    argv: list[str]
-    environment: dict[str, str]
-    directory: str
-    umask: int = 0o022
-    timeout: float | None = None
-    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,7 @@ class Signals:
 
 def attached(control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None) -> Outcome:
     """On the caller's own descriptors."""
-    with _started(control, spec, list(fds), None) as run:
+    with _started(control, spec, list(fds)) as run:
         run.wait(signals)
         return run.outcome()
 
@@ -88,7 +77,7 @@ def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | 
             stack.callback(os.close, reader)
             sinks.append(_Sink(reader, writer, cap))
         try:
-            run = stack.enter_context(_started(control, spec, [stdin, sinks[0].writer, sinks[1].writer], None))
+            run = stack.enter_context(_started(control, spec, [stdin, sinks[0].writer, sinks[1].writer]))
         finally:
             for sink in sinks:
                 os.close(sink.writer)
@@ -104,9 +93,8 @@ def on_terminal(
 ) -> Outcome:
     """With a terminal of the sandbox's own between the command and the caller's. The caller's is raw meanwhile, so that every
     key, Ctrl-C included, reaches the command."""
-    rows, columns = _size(target)
     fds = [stderr] if stderr is not None else []
-    with _started(control, spec, fds, (rows, columns)) as run, _raw(source):
+    with _started(control, replace(spec, terminal=_size(target)), fds) as run, _raw(source):
         master = run.terminal
         os.set_blocking(master, False)
         run.wait(signals, {master: lambda: _pass_on(master, target)}, _Keys(source, master), lambda: _resize(master, target))
@@ -264,27 +252,18 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _started(control: socket.socket, spec: Spec, fds: list[int], terminal: tuple[int, int] | None) -> Iterator[_Run]:
+def _started(control: socket.socket, spec: Spec, fds: list[int]) -> Iterator[_Run]:
     channel, theirs = wire.pair()
     with channel:
-        order = {
-            "argv": spec.argv,
-            "environment": spec.environment,
-            "directory": spec.directory,
-            "umask": spec.umask,
-            "terminal": terminal,
-            "timeout": spec.timeout,
-            "last": spec.last,
-        }
         began = time.monotonic()
         try:
             with theirs:
-                wire.send(control, ("spawn", order), [theirs.fileno(), *fds])
+                wire.send(control, ("spawn", spec.packed()), [theirs.fileno(), *fds])
         except OSError as error:
             raise Broken("sandbox_gone", "the sandbox is not running any more", hint="make a new one") from error
         run = _Run(channel, began)
         try:
-            if terminal is not None:
+            if spec.terminal is not None:
                 run.terminal = _receive_terminal(channel, spec)
             message = _recv(channel)
             if message:

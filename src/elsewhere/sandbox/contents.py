@@ -5,7 +5,7 @@ import os
 from elsewhere.changes import layers
 from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
 from elsewhere.changes.layers import Encoding
-from elsewhere.sandbox import seeds
+from elsewhere.sandbox import rungs, seeds
 from elsewhere.sandbox.record import Record
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
@@ -17,7 +17,7 @@ def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
     """`memory_fd` leads to layers that live in memory, for as long as somebody holds them."""
     directory = f"/proc/self/fd/{memory_fd}" if memory_fd >= 0 else state.sandbox(record.id)
     found = Changes()
-    if record.mechanism == "copy-landlock":
+    if rungs.named(record.mechanism).copy:
         found = compare_trees(os.path.join(directory, "copy"), record.project, record.project)
     for layer in record.layers:
         upper = f"{directory}/upper/{layer['number']}"
@@ -38,6 +38,7 @@ def _encoding(record: Record, upper: str) -> Encoding:
     marks = saving.read_marks(upper)
     if marks is not None:
         return layers.saved(*marks)
-    if record.mechanism == "fuse-overlayfs":
+    rung = rungs.named(record.mechanism)
+    if rung.fuse:
         return layers.FUSE
-    return layers.TRUSTED if record.mechanism.startswith("overlay-idmap") else layers.USER
+    return layers.TRUSTED if rung.whole_machine else layers.USER

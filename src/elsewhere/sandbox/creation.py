@@ -13,17 +13,18 @@ from elsewhere import __version__
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, NotFound, UsageError
 from elsewhere.linux import capabilities, seccomp
-from elsewhere.sandbox import identity, mechanisms, record, seeds
+from elsewhere.sandbox import identity, mechanisms, record, rungs, seeds
 from elsewhere.sandbox.builder import BuildFailed
-from elsewhere.sandbox.mechanisms import Mechanism, Raised
+from elsewhere.sandbox.mechanisms import Raised
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.stock import Stock
 from elsewhere.sandbox.view import Host
 from elsewhere.storage import trash
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Ladder", "Made", "Request", "abandon", "create", "recover"]
+__all__ = ["Climber", "Made", "Request", "abandon", "create", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Made:
     raised: Raised
 
 
-class Ladder:
+class Climber:
     """Which rung stood last time for a project, and why the stronger ones did not."""
 
     def __init__(self) -> None:
@@ -65,9 +66,9 @@ class Ladder:
     def climb(self, project: str, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
         """The first rung that stands, tried for real; the one that stood last time first."""
         known, reasons = self._found.get(project, (None, []))
-        rungs = mechanisms.ladder()
+        ladder = rungs.ladder()
         reasons = list(reasons)
-        for mechanism in rungs[rungs.index(known) if known else 0 :]:
+        for mechanism in ladder[ladder.index(known) if known else 0 :]:
             try:
                 raised = attempt(mechanism)
             except BuildFailed as failure:
@@ -80,13 +81,13 @@ class Ladder:
         raise mechanisms.unavailable(reasons)
 
 
-def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made:
+def create(state: State, request: Request, climber: Climber, stock: Stock) -> Made:
     if request.base != "live":
         raise UsageError("bad_base", f"the base {request.base!r} is not known", hint="use live")
     who = identity.derive(os.path.basename(request.project), request.story, None, request.head)
-    host = ladder.host(request.home, state.path)
+    host = climber.host(request.home, state.path)
     project = Project(request.project, request.git, request.head)
-    raised, reasons = ladder.climb(request.project, lambda rung: stock.raise_sandbox(rung, host, project))
+    raised, reasons = climber.climb(request.project, lambda rung: stock.raise_sandbox(rung, host, project))
     now = wall()
     made = Record(
         id=who.sandbox_id,
@@ -98,7 +99,7 @@ def create(state: State, request: Request, ladder: Ladder, stock: Stock) -> Made
         identity=asdict(who),
         enforced=_enforced(raised, reasons),
         layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
-        plan=[list(step) for step in raised.view.told],
+        plan=[list(step) for step in raised.view.description],
         version=__version__,
     )
     try:
@@ -177,7 +178,7 @@ def abandon(state: State, sandbox_id: str, wish: str) -> None:
 
 def _wrote_anything(state: State, found: Record) -> bool:
     """Whether a layer holds more than what it started with."""
-    if found.mechanism == "copy-landlock":
+    if rungs.named(found.mechanism).copy:
         return True
     seeded = {os.path.basename(path) for path in seeds.ACCOUNTS}
     for layer in found.layers:

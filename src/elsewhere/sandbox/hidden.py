@@ -8,6 +8,8 @@ import contextlib
 import glob
 import os
 
+from elsewhere.paths import is_within, outermost
+
 __all__ = ["CREDENTIALS", "SYSTEM", "hidden_places", "watched"]
 
 CREDENTIALS = (
@@ -26,7 +28,7 @@ SYSTEM = (
 
 def watched(home: str, shown: str) -> list[str]:
     """The directories in which a place to hide can come and go: while they stay as they are, so does the list."""
-    homes = {home, *(other for other in _homes() if _within(shown, other))}
+    homes = {home, *(other for other in _homes() if is_within(shown, other))}
     parents = {os.path.dirname(os.path.join(place, name)) for place in homes for name in CREDENTIALS}
     parents |= {os.path.dirname(pattern) for pattern in SYSTEM} | {"/home", "/"}
     return sorted(parents)
@@ -39,14 +41,14 @@ def hidden_places(home: str, shown: tuple[str, ...], state: str, also: tuple[str
     for other in _homes():
         if other == home:
             continue
-        if any(_within(path, other) for path in (*shown, home)):
+        if any(is_within(path, other) for path in (*shown, home)):
             homes.append(other)
         else:
             found.append(other)
     found += [os.path.join(place, name) for place in homes for name in CREDENTIALS]
     for pattern in SYSTEM:
         found += glob.glob(pattern) if "*" in pattern else [pattern]
-    return _outermost([os.path.realpath(path) for path in found if _there(path)], shown)
+    return _worth_covering([os.path.realpath(path) for path in found if _there(path)], shown)
 
 
 def _homes() -> list[str]:
@@ -61,14 +63,7 @@ def _there(path: str) -> bool:
     return os.path.lexists(os.path.realpath(path))
 
 
-def _within(path: str, place: str) -> bool:
-    return path == place or path.startswith(place + "/")
-
-
-def _outermost(paths: list[str], shown: tuple[str, ...]) -> list[str]:
-    kept: list[str] = []
-    for path in sorted(set(paths), key=len):
-        if path == "/" or any(_within(path, other) for other in kept) or any(_within(place, path) for place in shown):
-            continue
-        kept.append(path)
-    return kept
+def _worth_covering(paths: list[str], shown: tuple[str, ...]) -> list[str]:
+    """Shortest first, and nothing that contains what is to be shown."""
+    wanted = [path for path in sorted(paths, key=len) if path != "/" and not any(is_within(place, path) for place in shown)]
+    return outermost(wanted)

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.spec import Spec
 
 __all__ = ["Keeper", "descendants", "kill_quietly", "reap_all", "seal_imports"]
 
@@ -60,7 +61,7 @@ class _Command:
     mark: str
     channel: socket.socket
     deadline: float | None
-    last: bool
+    ends_sandbox: bool
     reason: str = ""
     killed: bool = False
 
@@ -90,18 +91,10 @@ class Keeper:
         ours, theirs = wire.pair()
         channel, far = wire.pair()
         with ours, theirs, channel, far:
-            spec = {
-                "argv": ["true"],
-                "environment": {"PATH": os.defpath},
-                "directory": "/",
-                "umask": 0o022,
-                "terminal": None,
-                "timeout": 1.0,
-                "last": False,
-            }
-            wire.send(ours, ("spawn", spec), [far.fileno(), self._null, self._null, self._null])
+            spec = Spec(["true"], {"PATH": os.defpath}, "/", timeout=1.0)
+            wire.send(ours, ("spawn", spec.packed()), [far.fileno(), self._null, self._null, self._null])
             message, fds = wire.receive(theirs)
-            self._spawn(message[1], fds)
+            self._spawn(Spec(**message[1]), fds)
             while self._commands:
                 self._round()
 
@@ -139,7 +132,7 @@ class Keeper:
         except (EOFError, OSError):
             self._finish(0)
         if message[0] == "spawn":
-            self._spawn(message[1], fds)
+            self._spawn(Spec(**message[1]), fds)
         elif message[0] == "hold":
             self._held += fds  # the lock of the sandbox's directory, for as long as we live
         elif message[0] == "rehearse":
@@ -147,27 +140,27 @@ class Keeper:
         elif message[0] == "finish":
             self._finish(0)
 
-    def _spawn(self, spec: dict[str, Any], fds: list[int]) -> None:
+    def _spawn(self, spec: Spec, fds: list[int]) -> None:
         channel = socket.socket(fileno=fds.pop(0))
         self._count += 1
         mark = str(self._count)
-        environment = {**spec["environment"], MARK: mark}
+        environment = {**spec.environment, MARK: mark}
         terminal = -1
         try:
             try:
-                os.chdir(spec["directory"])
+                os.chdir(spec.directory)
             except OSError as error:
                 _say(channel, f"refused {error.errno} 125")
                 return
-            os.umask(spec["umask"])
+            os.umask(spec.umask)
             try:
-                if spec["terminal"] is not None:
-                    terminal, name = _terminal(*spec["terminal"])
+                if spec.terminal is not None:
+                    terminal, name = _terminal(*spec.terminal)
                     actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
                     actions.append((os.POSIX_SPAWN_DUP2, fds[0] if fds else 0, 2))
                 else:
                     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
-                pid = _start(spec["argv"], environment, actions)
+                pid = _start(spec.argv, environment, actions)
             except OSError as error:  # of the program, or of its terminal
                 missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
                 _say(channel, f"refused {error.errno} {127 if missing else 126}")
@@ -178,8 +171,8 @@ class Keeper:
             if terminal >= 0:
                 socket.send_fds(channel, [b"terminal"], [terminal])
             _say(channel, f"started {pid}")
-            deadline = None if spec["timeout"] is None else time.monotonic() + spec["timeout"]
-            command = _Command(pid, mark, channel, deadline, spec["last"])
+            deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
+            command = _Command(pid, mark, channel, deadline, spec.ends_sandbox)
             self._commands[pid] = command
             self._by_channel[channel.fileno()] = command
             self._poll.register(channel.fileno(), select.POLLIN)
@@ -236,7 +229,7 @@ class Keeper:
         if self._by_channel.pop(command.channel.fileno(), None) is not None:
             self._poll.unregister(command.channel.fileno())
         command.channel.close()
-        if command.last:
+        if command.ends_sandbox:
             self._finish(0)
 
     def _enforce_deadlines(self) -> None:
@@ -249,7 +242,7 @@ class Keeper:
                 command.deadline = now + _GRACE_S
 
     def _kill(self, command: _Command, number: int) -> None:
-        if command.last and self._alone:
+        if command.ends_sandbox and self._alone:
             kill_quietly(-1, number)
             return
         for pid in self._tree(command):

@@ -20,7 +20,6 @@ import fcntl
 import gc
 import math
 import os
-import resource
 import select
 import signal
 import socket
@@ -32,7 +31,8 @@ from typing import Any, NoReturn, Protocol
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import builder, creation, record, wire
+from elsewhere.sandbox import creation, forking, record, wire
+from elsewhere.sandbox.forking import leave_the_launcher
 from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.stock import Stock
 from elsewhere.storage import trash
@@ -95,7 +95,7 @@ class Launcher:
         self._fronts: list[socket.socket] = []
         self._sweeper = _start_sweeper(state, listener)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
-        self._ladder = creation.Ladder()
+        self._climber = creation.Climber()
         self._poll = select.poll()
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken = woken
@@ -210,9 +210,9 @@ class Launcher:
 
     def _create(self, connection: _Connection, request: dict[str, Any]) -> tuple[object, list[int]]:
         self._check_mounts()
-        made = creation.create(self._state, creation.Request(**request), self._ladder, self._stock)
-        keeper = _Keeper(made.record.id, made.raised.keeper, made.raised.mount_namespace)
-        self._keepers[made.raised.last] = self._by_sandbox[made.record.id] = keeper
+        made = creation.create(self._state, creation.Request(**request), self._climber, self._stock)
+        keeper = _Keeper(made.record.id, made.raised.keeper_pid, made.raised.mount_namespace)
+        self._keepers[made.raised.final_pid] = self._by_sandbox[made.record.id] = keeper
         connection.owned[made.record.id] = request["abandoned"]
         fds = [made.raised.control.detach()]
         if made.raised.memory_fd >= 0:
@@ -286,7 +286,7 @@ class Launcher:
 
     def _mounts_changed(self) -> None:
         self._stock.forget()
-        self._ladder.forget()
+        self._climber.forget()
 
     def _check_mounts(self) -> None:
         watcher = select.poll()
@@ -388,11 +388,11 @@ def _start_sweeper(state: State, listener: socket.socket) -> socket.socket:
         theirs.close()
         return ours
     listener.close()
-    builder.leave_the_launcher([theirs.fileno()])
+    leave_the_launcher([theirs.fileno()])
     with contextlib.suppress(OSError):
         os.nice(10)
-    told = True
-    while told:
+    wanted = True
+    while wanted:
         try:
             if trash.empty(state.room("trash")):
                 time.sleep(0.2)  # something is still held by a sandbox that is going
@@ -404,7 +404,7 @@ def _start_sweeper(state: State, listener: socket.socket) -> socket.socket:
             for fd in fds:
                 os.close(fd)
         except (EOFError, OSError):
-            told = False
+            wanted = False
     with contextlib.suppress(OSError):
         trash.empty(state.room("trash"))
     os._exit(0)
@@ -428,9 +428,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     listener.bind(f"/proc/self/fd/{directory}/{socket_name}")
     os.chmod(place, 0o600)
     listener.listen(256)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    builder.NOFILE = (soft, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each sandbox takes a descriptor or two
+    forking.raise_descriptor_limit()
     gc.collect()
     gc.freeze()  # what is there now stays, and is not touched in every child
     launcher = Launcher(state, place, listener, front, idle)

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Mapping
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, UsageError
-from elsewhere.sandbox import contents, environment, record
-from elsewhere.sandbox.commands import Spec
+from elsewhere.meeting import home_directory
+from elsewhere.sandbox import contents, environment, record, rungs
 from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.environment import Environment
 from elsewhere.sandbox.identity import Identity
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.spec import Spec
 from elsewhere.settings import Settings
 from elsewhere.storage import saving
-from elsewhere.storage.state import State, home_directory
+from elsewhere.storage.state import State
 
 __all__ = ["Live", "create"]
 
@@ -49,7 +50,7 @@ class Live:
         *,
         caller: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        last: bool = False,
+        ends_sandbox: bool = False,
     ) -> Spec:
         """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
         chosen = self._environment(asked, settings, directory, caller=os.environ if caller is None else caller)
@@ -59,7 +60,7 @@ class Live:
                 raise UsageError(
                     "nul_byte", f"{word!r} contains a NUL byte", hint="no argument, directory or variable can have one"
                 )
-        return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, last=last)
+        return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, ends_sandbox=ends_sandbox)
 
     def _environment(
         self,
@@ -86,7 +87,7 @@ class Live:
             "ELSEWHERE_SANDBOX_REQUESTED_CWD": directory,
             "PWD": self._inside(directory),
         }
-        if self.record.mechanism == "copy-landlock":
+        if rungs.named(self.record.mechanism).copy:
             identity["TMPDIR"] = os.path.join(self.state.sandbox(self.id), "tmp")
         return environment.compose(caller, asked=asked, passed=passed, identity=identity)
 
@@ -158,7 +159,7 @@ def create(
         "project": project.path,
         "git": project.git,
         "head": project.head,
-        "home": home_directory(os.getuid()),
+        "home": home_directory(),
         "base": base,
         "story": story,
         "abandoned": abandoned,

@@ -1,11 +1,4 @@
-"""The ladder: how a view is made true on this host, strongest first. Each rung is really tried; the first that stands is used.
-
-    rung                  files                                         needs
-    overlay-idmap         the whole machine, copy on write              root, a file system that knows id mapping
-    overlay-userns        home and project copy on write, rest read-only  user namespaces, overlay in them
-    …-memory              the same, with the layers in memory (a cap)    where the state directory cannot hold an upper
-    fuse-overlayfs        as overlay-userns, by a program                user namespaces, /dev/fuse, fuse-overlayfs
-    copy-landlock         a copy of the project, the rest read-only       Landlock; no namespaces at all
+"""How each rung of the ladder (`rungs.py`) is made to stand: directories, a builder's plan, or a copy with Landlock's rules.
 
 A rung that this host refuses says why; a disk that is full or a limit that is reached is not a refusal of the rung but an error.
 """
@@ -24,69 +17,27 @@ from elsewhere.linux import landlock, seccomp
 from elsewhere.sandbox import builder, hidden, record, seeds, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed
 from elsewhere.sandbox.fuse import Fuse
-from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import copying
 from elsewhere.storage.state import State
 
-__all__ = [
-    "LADDER",
-    "Mechanism",
-    "Raised",
-    "Raising",
-    "begin",
-    "draw",
-    "ladder",
-    "make_directories",
-    "raise_sandbox",
-    "take_after",
-    "unavailable",
-]
+__all__ = ["Raised", "Raising", "begin", "draw", "make_directories", "raise_sandbox", "take_after", "unavailable"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-MEMORY_CAP = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Mechanism:
-    name: str
-    whole_machine: bool = False
-    memory: int = 0
-    fuse: bool = False
-    copy: bool = False
-
-    @property
-    def pooled(self) -> bool:
-        """Whether blanks can wait for it: fuse-overlayfs has to start first, and Landlock's rules name the sandbox."""
-        return not self.fuse and not self.copy
-
-
-LADDER = (
-    Mechanism("overlay-idmap", whole_machine=True),
-    Mechanism("overlay-idmap-memory", whole_machine=True, memory=MEMORY_CAP),
-    Mechanism("overlay-userns"),
-    Mechanism("overlay-userns-memory", memory=MEMORY_CAP),
-    Mechanism("fuse-overlayfs", fuse=True),
-    Mechanism("copy-landlock", copy=True),
-)
-
-
-def ladder() -> tuple[Mechanism, ...]:
-    """The rungs that make sense for whoever runs this."""
-    return tuple(rung for rung in LADDER if os.geteuid() == 0 or not rung.whole_machine)
 
 
 @dataclass(slots=True)
 class Raised:
-    """A sandbox that stands: its keeper waits for commands and holds the lock of its directory. When `last` is reaped, nothing of
-    it runs any more."""
+    """A sandbox that stands: its keeper waits for commands and holds the lock of its directory. When `final_pid` is
+    reaped, nothing of it runs any more."""
 
     mechanism: Mechanism
     directory: str
     control: socket.socket
-    keeper: int
-    last: int
+    keeper_pid: int
+    final_pid: int
     view: View
     project_path: str
     weaker: dict[str, str]
@@ -123,13 +74,13 @@ class Raising:
             self.blank.discard()
             _raise_if_full(failure.errno, str(failure), failure.step)
             raise
-        last = self.blank.builder if self.mechanism.fuse else self.blank.keeper
+        final_pid = self.blank.builder_pid if self.mechanism.fuse else self.blank.keeper_pid
         return Raised(
             self.mechanism,
             self.directory,
             self.blank.control,
-            self.blank.keeper,
-            last,
+            self.blank.keeper_pid,
+            final_pid,
             self.view,
             self.project_path,
             weaker,
@@ -224,7 +175,7 @@ def make_directories(drawn: View, directory: str, mechanism: Mechanism) -> None:
     for room in ("upper", "work"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.join(directory, room), 0o711)
-    shift = FIRST_ID if mechanism.whole_machine else 0
+    shift = mechanism.shift
     for layer in drawn.layers:
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
@@ -253,7 +204,7 @@ def _made(path: str) -> bool:
 def take_after(lower: str, upper: str, mechanism: Mechanism) -> None:
     """An upper's root gives its mount owner, mode and times."""
     found = os.stat(lower)
-    shift = FIRST_ID if mechanism.whole_machine else 0
+    shift = mechanism.shift
     if os.geteuid() == 0 and (shift or found.st_uid or found.st_gid):
         os.chown(upper, shift + found.st_uid, shift + found.st_gid)
     os.chmod(upper, stat.S_IMODE(found.st_mode))

@@ -17,6 +17,7 @@ from typing import NoReturn
 from elsewhere.linux import seccomp
 from elsewhere.sandbox import builder, view, wire
 from elsewhere.sandbox.builder import Blank
+from elsewhere.sandbox.forking import leave_the_launcher
 
 __all__ = ["Nursery"]
 
@@ -26,7 +27,7 @@ class Nursery:
         """`front` is what a front does with its end; it is called in the child."""
         self._orders, theirs = wire.pair()
         if os.fork() == 0:
-            builder.leave_the_launcher([theirs.fileno()])
+            leave_the_launcher([theirs.fileno()])
             _Nurse(theirs, state_path, front).serve()
         theirs.close()
 
@@ -66,7 +67,7 @@ class _Nurse:
                 order, fds = wire.receive(self._orders)
                 if os.fork() == 0:
                     try:
-                        builder.leave_the_launcher(fds)
+                        leave_the_launcher(fds)
                         self._be(order, [socket.socket(fileno=fd) for fd in fds])
                     finally:
                         os._exit(1)

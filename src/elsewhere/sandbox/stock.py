@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from elsewhere.sandbox import mechanisms, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed
-from elsewhere.sandbox.mechanisms import Mechanism, Raised, Raising
+from elsewhere.sandbox.mechanisms import Raised, Raising
 from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Host, View
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
@@ -223,4 +224,4 @@ class Stock:
 
 
 def _keeper_of(made: Raising | Raised) -> int:
-    return made.blank.keeper if isinstance(made, Raising) else made.keeper
+    return made.blank.keeper_pid if isinstance(made, Raising) else made.keeper_pid

@@ -10,9 +10,9 @@ import signal
 from elsewhere.linux import seccomp, syscalls
 from elsewhere.sandbox import builder, commands, mechanisms, view
 from elsewhere.sandbox.builder import Blank
-from elsewhere.sandbox.commands import Spec
-from elsewhere.sandbox.mechanisms import Mechanism
 from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.rungs import Mechanism
+from elsewhere.sandbox.spec import Spec
 from elsewhere.sandbox.view import Host
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
@@ -33,7 +33,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
     try:
         raised = mechanisms.raise_sandbox(mechanism, Host.look(home, state.path), project, state, directory, take)
         with raised.control:
-            spec = Spec(["true"], {"PATH": os.defpath}, raised.project_path, last=True)
+            spec = Spec(["true"], {"PATH": os.defpath}, raised.project_path, ends_sandbox=True)
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             outcome = commands.attached(raised.control, spec, (null, null, null))
         if outcome.exit_code:

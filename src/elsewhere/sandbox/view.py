@@ -40,6 +40,7 @@ from elsewhere.linux.mounts import (
     ReadOnly,
 )
 from elsewhere.linux.overlay import Overlay
+from elsewhere.paths import is_within, outermost
 from elsewhere.sandbox import hidden, seeds
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
@@ -57,7 +58,6 @@ __all__ = [
 ]
 
 _REPLACED = ("/proc", "/sys", "/dev", "/run", "/tmp")
-_NETWORK = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ocfs2 gfs2 coda drvfs virtiofs davfs".split())
 _KERNELS_OWN = frozenset(
     """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
     hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
@@ -105,13 +105,13 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`told` is the plan in words, made when it is drawn: a sandbox that was raised ahead of time is told about at once.
+    """`description` is the plan in words, made when it is drawn, so that nobody waits for it later.
     `accounts_at` is the layer that gets its own version of the accounts (`seeds.py`); None: they are hidden instead."""
 
     plan: Plan
     layers: tuple[Layer, ...]
     hidden: tuple[str, ...]
-    told: tuple[tuple[str, str], ...]
+    description: tuple[tuple[str, str], ...]
     accounts_at: str | None
 
 
@@ -181,7 +181,7 @@ class _Drawing:
         self._layers: list[Layer] = []
         home = (host.home,) if host.home != "/" and os.path.isdir(host.home) else ()
         git = (project.git,) if project.git else ()
-        self._places = _outermost((project.path, *git, *home))
+        self._places = outermost((project.path, *git, *home))
         self._needed = (project.path, *git)
 
     # -- root ---------------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class _Drawing:
 
     def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
         """What becomes of one mount of the host in the machine plan."""
-        if _replaced(mount.target) and not any(_within(mount.target, island) for island in islands):
+        if _replaced(mount.target) and not any(is_within(mount.target, island) for island in islands):
             return (
                 None
                 if mount.target in _REPLACED or mount.target.startswith("/dev/")
@@ -213,7 +213,7 @@ class _Drawing:
         if mount.kind in _KERNELS_OWN:
             return Absent(mount.target, mount.kind)
         attributes = _attributes(mount)
-        if mount.kind in _NETWORK or mount.kind.startswith("fuse"):
+        if mount.remote:
             # Not even looked at: a server that is gone would keep us waiting.
             return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY)
         try:
@@ -224,7 +224,7 @@ class _Drawing:
             return Absent(mount.target, "it leads to the host")
         if "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
             return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=True)
-        needed = any(_within(place, mount.target) for place in (*self._needed, *seeds.ACCOUNTS))
+        needed = any(is_within(place, mount.target) for place in (*self._needed, *seeds.ACCOUNTS))
         return self._over(mount.target, mount.target, attributes=attributes, required=needed)
 
     def _stepping_stones(self, place: str) -> list[Operation]:
@@ -248,8 +248,8 @@ class _Drawing:
         if os.path.isdir("/var/tmp"):
             operations.append(Own("/var/tmp", "vartmp"))
         for place in self._places:
-            if _replaced(place) or _within(place, "/var/tmp"):
-                operations += self._stepping_stones(place) if not _within(place, "/var/tmp") else self._var_tmp_stones(place)
+            if _replaced(place) or is_within(place, "/var/tmp"):
+                operations += self._stepping_stones(place) if not is_within(place, "/var/tmp") else self._var_tmp_stones(place)
             operations += [self._over(path, path) for path in self._free_of_mounts(place)]
         operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
         sockets = _sockets((*_REPLACED, "/var/tmp", *self._places))
@@ -312,7 +312,7 @@ def _sockets(unreachable: tuple[str, ...]) -> list[str]:
                 paths.add(os.path.realpath(os.fsdecode(words[7])))
     visible = []
     for path in paths:
-        if not any(_within(path, place) for place in unreachable):
+        if not any(is_within(path, place) for place in unreachable):
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.lstat(path).st_mode):
                     visible.append(path)
@@ -353,17 +353,8 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return found and (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
-def _within(path: str, place: str) -> bool:
-    return path == place or path.startswith(place.rstrip("/") + "/")
-
-
 def _replaced(path: str) -> bool:
-    return any(_within(path, place) for place in _REPLACED)
-
-
-def _outermost(paths: tuple[str, ...]) -> list[str]:
-    """Without those that lie inside another one."""
-    return [path for path in dict.fromkeys(paths) if not any(path != other and _within(path, other) for other in paths)]
+    return any(is_within(path, place) for place in _REPLACED)
 
 
 def _attributes(mount: Mount) -> int:

@@ -20,7 +20,6 @@ Everything is written aside and renamed. Not here: what the files mean (see `san
 import contextlib
 import errno
 import os
-import pwd
 import stat
 import threading
 from dataclasses import dataclass
@@ -28,22 +27,11 @@ from dataclasses import dataclass
 from elsewhere.errors import StateError
 from elsewhere.meeting import default_state
 
-__all__ = ["SCHEMA", "State", "home_directory", "write_aside"]
+__all__ = ["SCHEMA", "State", "write_aside"]
 
 SCHEMA = 1
 _ROOMS = ("run", "mnt", "sandboxes", "spare", "trash")
 _opened: dict[str, tuple[int, ...]] = {}
-
-
-def home_directory(uid: int) -> str:
-    """The user's home: from the environment for whoever asks about themselves, else from the user database."""
-    home = os.environ.get("HOME", "")
-    if home.startswith("/"):
-        return home
-    try:
-        return pwd.getpwuid(uid).pw_dir
-    except KeyError:
-        return "/nonexistent"
 
 
 @dataclass(frozen=True, slots=True)

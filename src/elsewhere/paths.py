@@ -1,0 +1,16 @@
+"""Words about paths: what lies within what. Absolute paths that are free of links; nothing here looks at a file system."""
+
+from collections.abc import Iterable
+
+__all__ = ["is_within", "outermost"]
+
+
+def is_within(path: str, place: str) -> bool:
+    """Whether `path` is `place` or lies below it."""
+    return path == place or path.startswith(place.rstrip("/") + "/")
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Without those that lie inside another one, in the order in which they came."""
+    known = list(dict.fromkeys(paths))
+    return [path for path in known if not any(path != other and is_within(path, other) for other in known)]
