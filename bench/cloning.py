@@ -46,7 +46,7 @@ def cloning(place: Workspace, effort: Effort) -> Section:
 
 def _sandbox(place: Workspace) -> float:
     began = time.perf_counter()
-    box = Sandbox.create(project=place.project)
+    box = Sandbox.create(project=place.project, base="live")
     took = time.perf_counter() - began
     box.remove()
     return took

@@ -71,7 +71,7 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
     with workspace.opened(arguments.directory) as place, _own_state(place, faults):
         _progress(f"making a project of {effort.project_files:,} files")
         project.generate(place.project, effort.project_files)
-        with Sandbox.create(project=place.project) as box:  # starts the launcher, and says what it stands on
+        with Sandbox.create(project=place.project, base="live") as box:  # starts the launcher, and says what it stands on
             mechanism = box.mechanism
         for directory in (place.scratch, place.branches, *_rooms(place.state)):
             workspace.spread(directory)

@@ -97,7 +97,7 @@ def _rows(phase: str, times: dict[str, list[float]]) -> list[Row]:
 
 
 def _inside(place: Workspace, argv: list[str]) -> Phases:
-    with Sandbox.create(project=place.project) as box:
+    with Sandbox.create(project=place.project, base="live") as box:
         return _phases(box.run(argv).check().stdout)
 
 

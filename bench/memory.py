@@ -32,11 +32,11 @@ def idle_memory(place: Workspace, effort: Effort) -> Section:
     refused = ""
     for _ in range(effort.memory_rounds):
         with contextlib.ExitStack() as stack:
-            stack.enter_context(Sandbox.create(project=place.project))  # the launcher's own growth is not a sandbox's
+            stack.enter_context(Sandbox.create(project=place.project, base="live"))  # the launcher's own growth is not a sandbox's
             time.sleep(_SETTLE_S)
             before = _available_mib()
             for _ in range(count):
-                stack.enter_context(Sandbox.create(project=place.project))
+                stack.enter_context(Sandbox.create(project=place.project, base="live"))
             time.sleep(_SETTLE_S)
             machine.append((before - _available_mib()) / count)
             try:

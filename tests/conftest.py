@@ -252,6 +252,8 @@ def make_person(kind: str, library: Path, uid: int = UID) -> Person:
 
 def dismiss(person: Person) -> None:
     """Nothing may be left: no process, no mount, no directory that cannot be removed."""
+    if (person.state / "sandboxes").is_dir() and any((person.state / "sandboxes").iterdir()):
+        person.elsewhere("rm", "--all", "--force", cwd="/")  # some live on their own, and are meant to
     person.stop_launcher()
     for pid, words in person.processes():
         if "elsewhere.cli.launch" in words:  # one that was started in other namespaces cannot be reached from here

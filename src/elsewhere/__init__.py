@@ -4,15 +4,31 @@ The public names are loaded on first use: the hot path of the command line impor
 """
 
 __version__ = "0.1.0"
-__all__ = ["Changes", "CommandFailed", "CommandResult", "ElsewhereError", "Sandbox"]
+__all__ = [
+    "Background",
+    "Changes",
+    "CommandFailed",
+    "CommandResult",
+    "ElsewhereError",
+    "Entry",
+    "Sandbox",
+    "SandboxFiles",
+    "SandboxInfo",
+    "Transferred",
+]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elsewhere.sdk import Background as Background
     from elsewhere.sdk import Changes as Changes
     from elsewhere.sdk import CommandFailed as CommandFailed
     from elsewhere.sdk import CommandResult as CommandResult
     from elsewhere.sdk import ElsewhereError as ElsewhereError
+    from elsewhere.sdk import Entry as Entry
     from elsewhere.sdk import Sandbox as Sandbox
+    from elsewhere.sdk import SandboxFiles as SandboxFiles
+    from elsewhere.sdk import SandboxInfo as SandboxInfo
+    from elsewhere.sdk import Transferred as Transferred
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,9 @@
 
 [env]
 pass = ["NAME", …]     variables of the caller that go into the sandbox, besides the built-in list
+
+[base]
+live = ["DIR", …]      directories of the project that a pinned base does not copy: they show reality as it is
 """
 
 import difflib
@@ -15,12 +18,13 @@ from elsewhere.errors import UsageError
 
 __all__ = ["Settings", "load"]
 
-_KEYS = {"env": ("pass",)}
+_KEYS = {"env": ("pass",), "base": ("live",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     env_pass: tuple[str, ...] = ()
+    base_live: tuple[str, ...] = ()
 
 
 def user_file(home: str) -> str:
@@ -56,7 +60,10 @@ def load(path: str) -> Settings:
                     f"{path}: {section}.{key} = {value!r} is not a list of names",
                     hint=f'write {key} = ["NAME"]',
                 )
-    return Settings(env_pass=tuple(document.get("env", {}).get("pass", ())))
+    return Settings(
+        env_pass=tuple(document.get("env", {}).get("pass", ())),
+        base_live=tuple(document.get("base", {}).get("live", ())),
+    )
 
 
 def _known(path: str, prefix: str, key: str, table: Collection[str]) -> None:

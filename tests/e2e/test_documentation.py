@@ -6,6 +6,7 @@ The conventions for pages are in CONTRIBUTING.md. A page's commands are run in o
 import argparse
 import ast
 import fcntl
+import inspect
 import json
 import os
 import re
@@ -28,8 +29,9 @@ import elsewhere
 from conftest import Person
 from elsewhere import settings
 from elsewhere.cli.main import parser
+from elsewhere.operations import documents
 from elsewhere.sandbox import environment
-from elsewhere.sdk import CommandResult, Sandbox
+from elsewhere.sdk import Background, CommandResult, Entry, Sandbox, SandboxFiles, Transferred
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -157,7 +159,8 @@ def run_all(person: Person, wanted: list[Command]) -> list[tuple[int, str]]:
 
 
 def normal(line: str, person: Person) -> str:
-    """Without what is different every time, and on every machine."""
+    """Without what is different every time, and on every machine, and as it looks when a bar has been written over."""
+    line = line.rpartition("\r\x1b[K")[2]
     line = line.replace(str(person.home), "/home/you")
     line = re.sub(r"\b\d+(\.\d+)? (ms|s|min|h|d)\b( \d+ (s|min|h)\b)?", "TIME", line)
     line = re.sub(r"\b[0-9a-f]{8}\b", "HEX", line)
@@ -242,7 +245,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
-    return next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return parser()[1].parsers
 
 
 @pytest.mark.parametrize("verb", verbs())
@@ -265,7 +268,7 @@ def test_every_verb_is_in_the_list_and_no_other() -> None:
 
 
 def test_the_options_of_the_command_itself_are_documented() -> None:
-    for option in parser()._option_string_actions:
+    for option in parser()[0]._option_string_actions:
         assert f"{option}`" in COMMAND_LINE
 
 
@@ -281,20 +284,47 @@ def every_field(value: dict[str, Any], closed: set[str], prefix: str = "") -> It
             yield name
 
 
+def whole(names: set[str]) -> set[str]:
+    """Without those that are null in one document and have parts in another."""
+    return {name for name in names if not any(other.startswith((f"{name}.", f"{name}[]")) for other in names)}
+
+
 def test_the_fields_of_every_document_are_documented_and_no_others(user: Person) -> None:
     said = {head: first_cells(text, "field") for head, text in sections(COMMAND_LINE).items()}
     ran = user.json("run", "--", "touch", "new")
-    shared = set(every_field(ran["sandbox"], {"enforced.read_only_instead", "enforced.stronger_rungs"}))
-    assert shared == said["The sandbox"]
+    shared = set(every_field(ran["sandbox"], {"base", "enforced.read_only_instead", "enforced.stronger_rungs"})) - {"base"}
+    assert shared | {f"base.{key}" for key in (*documents._BASE, "at")} == said["The sandbox"]
     assert set(every_field(ran, {"sandbox"})) == said["elsewhere run"]
+    made = user.json("create", "--name", "fix")
+    assert set(made["sandbox"]["base"]) <= {*documents._BASE, "at"}
+    assert set(every_field(made, {"sandbox"})) == said["elsewhere create"]
+    own: set[str] = set()
+    for wanted in ("fix", ran["sandbox"]["id"]):
+        document = user.json("inspect", wanted)["sandbox"]
+        own |= set(every_field({key: document[key] for key in document if key not in ran["sandbox"]}, set(), "sandbox."))
+    assert whole(own) | {"sandbox"} == said["elsewhere inspect"]
+    done = user.json("exec", "fix", "--", "true")
+    behind = user.json("exec", "-d", "fix", "--", "sleep", "100")
+    executed = set(every_field(done, {"sandbox"})) | set(every_field(behind, {"sandbox"}))
+    assert whole(executed) == said["elsewhere exec"]
+    assert set(every_field(user.json("ps", "fix"), set())) == said["elsewhere ps"]
+    assert set(every_field(user.json("logs", "fix"), set())) | {"stream", "data"} == said["elsewhere logs"]
+    pid = str(behind["command"]["pid"])
+    assert set(every_field(user.json("kill", "fix", pid, "-s", "CONT"), set())) == said["elsewhere kill"]
+    asked = {name for one in user.json("requests")["requests"] for name in every_field({"requests": [one]}, set())}
+    assert whole(asked) == said["elsewhere requests"]
+    assert set(every_field(user.json("cancel", "fix"), {"requests"})) == said["elsewhere cancel"]
+    assert set(every_field(user.json("open", "fix"), set())) == said["elsewhere open"]
+    (user.project / "tree").mkdir()
+    os.mkfifo(user.project / "tree" / "fifo")
+    assert set(every_field(user.json("cp", "tree", "fix:"), set())) == said["elsewhere cp"]
+    for verb in ("extend fix 1h", "keep fix", "keep --off fix", "stop fix", "start fix"):
+        document = user.json(*verb.split())
+        assert set(document) == {"sandbox"} == said[f"elsewhere {verb.split()[0]}"]
+        assert set(document["sandbox"]) == set(made["sandbox"])
     assert set(every_field(user.json("list"), {"sandboxes"})) == said["elsewhere list"]
-    inspected = user.json("inspect", "@last")["sandbox"]
-    own = {
-        f"sandbox.{name}" for name in every_field({key: inspected[key] for key in inspected if key not in ran["sandbox"]}, set())
-    }
-    assert own | {"sandbox"} == said["elsewhere inspect"]
-    assert set(every_field(user.json("diff", "@last"), set())) == said["elsewhere diff"]
-    assert set(every_field(user.json("rm", "@last", "no-such"), set())) == said["elsewhere rm"]
+    assert set(every_field(user.json("diff", "@last"), {"base"})) == said["elsewhere diff"]
+    assert set(every_field(user.json("rm", "--force", "fix", ran["sandbox"]["id"], "no-such"), set())) == said["elsewhere rm"]
     assert set(every_field(user.json("doctor"), set())) == said["elsewhere doctor"]
     assert set(every_field(user.json("version"), set())) == said["elsewhere version"]
 
@@ -342,6 +372,10 @@ def error_codes() -> dict[str, set[str]]:
             values = [item.value if isinstance(item, ast.Constant) else None for item in node.elts[:3]]
             if values[0] == "error" and values[2] is not None:
                 found.setdefault(values[2], set()).add(values[1])
+        elif isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Name) and node.elts[0].id in classes:
+            # a table of errors: (class, code, …)
+            assert isinstance(node.elts[1], ast.Constant), f"write the code of this error out: {ast.unparse(node)}"
+            found.setdefault(node.elts[1].value, set()).add(node.elts[0].id)
     return found
 
 
@@ -361,10 +395,16 @@ def test_every_class_of_errors_is_documented() -> None:
 
 def test_every_public_name_of_the_package_is_documented() -> None:
     text = (ROOT / "docs" / "sdk.md").read_text()
-    names = [*elsewhere.__all__, *(item.name for item in fields(CommandResult)), "check"]
-    names += [name for name in vars(Sandbox) if not name.startswith("_")]
-    for name in names:
+    names = {*elsewhere.__all__, "check", "path", "why"}
+    for kind in (CommandResult, Entry, Transferred):
+        names |= {item.name for item in fields(kind)}
+    for kind in (Sandbox, Background, SandboxFiles):
+        names |= {name for name in vars(kind) if not name.startswith("_")}
+    for name in (*names, "created_at"):
         assert re.search(rf"\b{name}\b", text), name
+    for method in (Sandbox.create, Sandbox.get, Sandbox.list, Sandbox.run, Sandbox.start, Sandbox.logs):
+        for name in inspect.signature(method).parameters:
+            assert name in ("self", "cls") or re.search(rf"\b{name}\b", text), f"{name} of {method.__name__}"
 
 
 # -- examples -------------------------------------------------------------------------------------------------------------------
@@ -423,6 +463,26 @@ def test_several_approaches_are_told_apart(person: Person, examples: Path) -> No
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["passed", "check ended with 1", "failed with 3"]
     assert person.shell(*program, lines[2], cwd=person.project, check=False).returncode == 1
     assert (person.project / "README.md").read_text() == "# a project\n"
+
+
+def test_a_long_lived_sandbox_is_found_again_and_thrown_away(person: Person, examples: Path) -> None:
+    first = person.shell(person.python, examples / "long_lived.py", cwd=person.project).stdout
+    assert "made garden" in first
+    assert "started 1 times" in first
+    assert person.json("list")["sandboxes"][0]["state"] == "stopped"
+    second = person.shell(person.python, examples / "long_lived.py", cwd=person.project).stdout
+    assert "found garden again" in second
+    assert "started 2 times" in second
+    assert "removed" in person.shell(person.python, examples / "long_lived.py", "--remove", cwd=person.project).stdout
+    assert person.json("list")["sandboxes"] == []
+    assert not (person.project / "garden.log").exists()
+
+
+def test_sandboxes_work_with_asyncio_by_way_of_threads(person: Person, examples: Path) -> None:
+    done = person.shell(person.python, examples / "threads.py", "echo hello", "sleep 60", "exit 3", cwd=person.project)
+    lines = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert lines == ["exited 0", "timeout 124", "exited 3"]
+    assert person.json("list")["sandboxes"] == []
 
 
 def test_every_example_has_a_test() -> None:

@@ -258,7 +258,7 @@ def test_reality_changing_underneath_shows_where_nothing_was_written(person: Per
     code = """
 import sys
 from elsewhere import Sandbox
-with Sandbox.create() as box:
+with Sandbox.create(base="live") as box:
     box.run('echo mine > README.md').check()
     open('README.md', 'w').write('theirs')
     open('src/app.py', 'w').write('changed later')

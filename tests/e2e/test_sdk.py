@@ -49,7 +49,7 @@ from elsewhere import ElsewhereError, Sandbox
 for call in (
     lambda: Sandbox.create('missing'),
     lambda: Sandbox.create('/'),
-    lambda: Sandbox.create(base='pinned'),
+    lambda: Sandbox.create(base='frozen'),
     lambda: Sandbox.create(on_exit='promote'),
     lambda: box.run([]),
     lambda: box.run(['no-such']),

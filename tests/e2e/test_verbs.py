@@ -85,7 +85,8 @@ def test_diff(person: Person) -> None:
 
 def test_rm(person: Person) -> None:
     first, second, third = (person.json("run", "--keep", "--", "true")["sandbox"]["id"] for _ in range(3))
-    assert person.json("rm", first) == {"matched": [first], "removed": [first], "skipped": [], "healed": [], "dry_run": False}
+    removed = {"matched": [first], "removed": [first], "skipped": [], "archived": [], "healed": [], "dry_run": False}
+    assert person.json("rm", first) == removed
     assert person.elsewhere("rm", first).returncode == 1
     done = person.elsewhere("rm", "--json", second, "missing")
     assert done.returncode == 1
@@ -101,13 +102,13 @@ def test_rm_refuses_what_is_running_unless_forced(person: Person) -> None:
     code = """
 import subprocess, sys
 from elsewhere import Sandbox
-with Sandbox.create(on_exit='keep') as box:
+with Sandbox.create(on_exit='keep') as box, box.start('sleep 100'):
     print(box.id)
     print(subprocess.run([sys.executable, '-m', 'elsewhere', 'rm', box.id], capture_output=True).returncode)
     print(subprocess.run([sys.executable, '-m', 'elsewhere', 'list'], capture_output=True, text=True).stdout.count('running'))
 """
     lines = person.sdk(code).stdout.split()
-    assert lines[1:] == ["1", "1"]
+    assert lines[1:] == ["1", "2"]  # in its row and among the totals
     assert person.json("list")["sandboxes"][0]["state"] == "stopped"
 
 
@@ -128,7 +129,7 @@ def test_version_and_help(person: Person) -> None:
         (["run", "--tiemout", "3", "--", "true"], "--tiemout"),
         (["run", "--timeout", "soon", "--", "true"], "soon"),
         (["run", "--timeout", "0", "--", "true"], "duration"),
-        (["run", "--base", "pinned", "--", "true"], "live"),
+        (["run", "--base", "frozen", "--", "true"], "pinned"),
         (["run"], "no command"),
         (["run", "-c", "x", "--", "y"], "-c"),
         (["run", "--env", "1BAD=x", "--", "true"], "1BAD"),
@@ -154,7 +155,8 @@ def test_an_unreadable_record_does_not_hide_the_others(person: Person) -> None:
     listing = person.json("list")
     assert [box["id"] for box in listing["sandboxes"]] == [good]
     assert listing["broken"] == [bad]
-    assert person.json("rm", bad)["removed"] == [bad]
+    assert person.json("rm", bad)["error"]["code"] == "unreadable_sandbox"
+    assert person.json("rm", "--force", bad)["removed"] == [bad]
 
 
 def test_the_launcher_goes_when_idle_and_when_its_state_goes(person: Person) -> None:

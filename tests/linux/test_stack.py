@@ -14,10 +14,10 @@ STACK = """
 import dataclasses, json, os, shutil, sys
 from elsewhere.linux import seccomp
 from elsewhere.linux.overlay import Overlay
-from elsewhere.sandbox import builder, commands, mechanisms, project, view
-from elsewhere.sandbox.commands import Spec
+from elsewhere.sandbox import builder, commands, mechanisms, project, rungs, view
+from elsewhere.sandbox.spec import Spec
 from elsewhere.sandbox.mechanisms import make_directories
-from elsewhere.sandbox.view import Host
+from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
 
 over, steps = sys.argv[1], json.loads(sys.argv[2])
@@ -29,7 +29,7 @@ frozen, said = [], []
 for number, step in enumerate(steps):
     directory = state.room('spare') + f'/stack-{number}'
     os.mkdir(directory, 0o711)
-    drawn = view.draw(host, here, whole_machine=whole)
+    drawn = view.draw(Subject(host, here), whole_machine=whole)
     if whole and over == 'project':
         extra = view.Layer(here.path, here.path, len(drawn.layers))
         stacked = Overlay(here.path, here.path, f'upper/{extra.number}', f'work/{extra.number}', idmapped=True)
@@ -39,14 +39,14 @@ for number, step in enumerate(steps):
         return dataclasses.replace(operation, layers=tuple(frozen)) if isinstance(operation, Overlay) and operation.target == at else operation
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
-    make_directories(drawn, directory, mechanisms.ladder()[0])
+    make_directories(drawn, Base(), directory, rungs.ladder()[0])
     blank = builder.blank(view.standing(whole_machine=whole), state.path, whole_machine=whole, filter_program=seccomp.program())
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)
     outcome = commands.captured(blank.control, Spec(['sh', '-ec', step], {'PATH': os.defpath, 'HOME': os.environ['HOME']}, here.path, ends_sandbox=True), null)
     blank.control.close()
-    os.waitpid(blank.builder, 0)
+    os.waitpid(blank.builder_pid, 0)
     assert outcome.exit_code == 0, (step, outcome)
     said.append(outcome.stdout.decode())
     upper = next(layer.number for layer in drawn.layers if layer.at == at)
@@ -90,20 +90,20 @@ def test_one_directory_cannot_be_started_twice(person: Person) -> None:
 import os
 from elsewhere.errors import InUse
 from elsewhere.linux import seccomp
-from elsewhere.sandbox import builder, mechanisms, project, view
-from elsewhere.sandbox.view import Host
+from elsewhere.sandbox import builder, mechanisms, project, rungs, view
+from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
 state = State.open()
-rung = mechanisms.ladder()[0]
+rung = rungs.ladder()[0]
 here = project.find(os.getcwd(), os.environ['HOME'], chosen=True)
 host = Host.look(os.environ['HOME'], state.path)
 directory = state.room('spare') + '/twice'
 os.mkdir(directory, 0o711)
 def take(rung):
     return builder.blank(view.standing(whole_machine=rung.whole_machine), state.path, whole_machine=rung.whole_machine, filter_program=seccomp.program())
-first = mechanisms.raise_sandbox(rung, host, here, state, directory, take)
+first = mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 try:
-    mechanisms.raise_sandbox(rung, host, here, state, directory, take)
+    mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 except InUse as error:
     print(error.code)
 first.control.close()

@@ -43,7 +43,7 @@ def test_env_pass_is_a_list_of_names(place: Path) -> None:
         ("[evn]\n", "'evn'", "'env'"),
         ("evn = 1\n", "'evn'", "'env'"),
         ("[env]\npas = []\n", "'env.pas'", "'env.pass'"),
-        ("[zzz]\n", "'zzz'", "known here: env"),
+        ("[zzz]\n", "'zzz'", "known here: base, env"),
         ("[env]\nzzz = 1\n", "'env.zzz'", "known here: env.pass"),
     ],
 )

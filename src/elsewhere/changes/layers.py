@@ -12,9 +12,10 @@ could otherwise choose so as to have its work told falsely.
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from elsewhere.changes.trees import Entry, is_whiteout
 
 __all__ = ["FUSE", "TRUSTED", "USER", "Encoding", "saved"]
 
@@ -29,12 +30,12 @@ class Encoding:
     deleted: dict[str, frozenset[str]] = field(default_factory=dict)
     opaque: frozenset[str] = frozenset()
 
-    def split(self, path: str, named: dict[str, os.stat_result]) -> tuple[dict[str, os.stat_result], set[str]]:
+    def split(self, path: str, named: dict[str, Entry]) -> tuple[dict[str, Entry], set[str]]:
         """What the layer has in a directory, and the names that it says are deleted there."""
         gone = set(self.deleted.get(path, ()))
         plain = {}
         for name, found in named.items():
-            if self.devices and stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+            if self.devices and is_whiteout(found.about):
                 gone.add(name)
             elif self.names and name.startswith(_PREFIX):
                 gone.add(name[len(_PREFIX) :])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Verbs that look at the caller's own situation, which is not the launcher's.
 _HERE = ("doctor",)
+# Verbs that need a launcher anyway.
+_STARTING = ("run", "create", "exec", "shell", "start", "open", "cp")
 _STOP, _TSTP = 19, 20
 _FORWARDED = (1, 2, 3, 10, 12, 15, 18, _TSTP, 28)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP WINCH
 
@@ -57,7 +59,7 @@ def _connect() -> "_socket.socket | None":
 
 def _start(argv: list[str]) -> "_socket.socket | None":
     """Only for what needs a launcher anyway; a listing does not start one. A failure is told by whoever does the work here."""
-    if argv[0] != "run":
+    if argv[0] not in _STARTING:
         return None
     from elsewhere.errors import ElsewhereError
     from elsewhere.meeting import socket_name

@@ -16,7 +16,7 @@ class CommandLine:
     """What a launcher does on behalf of the command's client."""
 
     def rehearse(self) -> None:
-        parser().parse_known_args(["run", "--json", "--", "true"])
+        parser()[0].parse_known_args(["run", "--json", "--", "true"])
         running.rehearse()
 
     def serve(self, argv: list[str], client: socket.socket) -> int:

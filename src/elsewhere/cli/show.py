@@ -8,14 +8,39 @@ from typing import Any, TextIO
 
 from elsewhere import units
 from elsewhere.changes.compare import Changes
+from elsewhere.clock import stamp
 from elsewhere.errors import ElsewhereError
 from elsewhere.operations.documents import relative
+from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Listing, Removal
 from elsewhere.sandbox import rungs
+from elsewhere.sandbox.commands import Outcome
+from elsewhere.sandbox.line import Process
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.request import Request
+from elsewhere.sandbox.transfer import Transferred
 
-__all__ = ["changes", "doctor", "error", "inspect", "listing", "plan", "removal", "run", "stat", "weaker"]
+__all__ = [
+    "changes",
+    "doctor",
+    "error",
+    "executed",
+    "inspect",
+    "listing",
+    "plan",
+    "processes",
+    "remark",
+    "removal",
+    "requests",
+    "run",
+    "safe",
+    "stat",
+    "state",
+    "table",
+    "transferred",
+    "weaker",
+]
 
 _MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31")}
 _STATUS = {"ok": "32", "degraded": "33", "missing": "31"}
@@ -45,6 +70,9 @@ def table(rows: list[list[str]], stream: TextIO, heads: list[str] | None = None)
 def error(problem: ElsewhereError) -> None:
     sys.stdout.flush()
     print(f"elsewhere: {safe(problem.message)}", file=sys.stderr)
+    lost = problem.detail.get("changes")
+    for path in lost if isinstance(lost, list) else ():
+        print(f"   {safe(str(path))}", file=sys.stderr)
     if problem.hint:
         print(f"  {_paint('next:', '2', sys.stderr)} {safe(problem.hint)}", file=sys.stderr)
 
@@ -60,35 +88,90 @@ def weaker(record: Record) -> None:
         print(f"elsewhere: {record.enforced['files']} ({record.mechanism}; elsewhere doctor says why)", file=sys.stderr)
 
 
+def remark(text: str) -> None:
+    print(f"elsewhere: {safe(text)}", file=sys.stderr)
+
+
+def executed(result: ExecResult) -> None:
+    """A command that ended said so itself, by its exit code; only what nobody could guess is said."""
+    if result.outcome is None:
+        print(
+            f"elsewhere: started as process {result.pid}; elsewhere logs {result.record.id} {result.request.id}", file=sys.stderr
+        )
+        print(result.request.id)
+    elif result.outcome.reason not in ("exited", "signaled"):
+        print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
+
+
+def state(record: Record) -> None:
+    until = "" if record.expires_at is None else f", until {stamp(record.expires_at)}"
+    print(f"{record.id}: {record.state}{until}{', kept' if record.kept else ''}")
+
+
+def processes(found: list[Process]) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    rows = [
+        [
+            str(one.pid),
+            one.state,
+            units.format_duration(one.cpu_ticks / ticks),
+            units.format_size(one.rss_kib * 1024),
+            one.request or "",
+            safe(one.command)[:100],
+        ]
+        for one in found
+    ]
+    table(rows, sys.stdout, ["pid", "state", "cpu", "memory", "request", "command"]) if rows else print("nothing runs")
+
+
+def requests(found: list[Request]) -> None:
+    rows = []
+    for one in found:
+        ended = one.ended_at if one.ended_at is not None else time.time()
+        code = "" if one.exit_code is None else str(one.exit_code)
+        what = safe(" ".join(one.argv))[:60]
+        took = units.format_duration(max(0.0, ended - one.created_at))
+        rows.append([one.id, one.kind, one.state, one.reason, code, took, one.sandbox, what])
+    table(rows, sys.stdout, ["id", "kind", "state", "reason", "exit", "time", "sandbox", "command"]) if rows else None
+    print(f"{len(rows)} request{'' if len(rows) == 1 else 's'}")
+
+
+def transferred(done: Transferred) -> None:
+    print(f"{done.files} files, {units.format_size(done.bytes)}")
+    for one in done.left_out:
+        print(f"left out {safe(one.path)}: {one.why}", file=sys.stderr)
+
+
 def run(result: RunResult) -> None:
     """After a command on a terminal: how it ended, what changed, what to type next."""
     if not sys.stderr.isatty():
         if result.outcome.reason in ("timeout", "lost"):
-            print(f"elsewhere: {_ending(result)}", file=sys.stderr)
+            print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
         if result.kept:
             print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
         return
     colour = "31" if result.outcome.exit_code else "32"
-    print(_paint(f"── {_ending(result)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
+    print(_paint(f"── {_ending(result.outcome)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
     _names(result.record.project, result.changes, sys.stderr, limit=8)
     if result.kept:
         short = result.record.id.rpartition("-")[2]
         print(
-            _paint(f"   elsewhere diff {short} · elsewhere inspect {short} · elsewhere rm {short}", "2", sys.stderr),
+            _paint(f"   elsewhere diff {short} · elsewhere shell {short} · elsewhere rm --force {short}", "2", sys.stderr),
             file=sys.stderr,
         )
 
 
-def _ending(result: RunResult) -> str:
-    took = units.format_duration(result.outcome.duration)
+def _ending(outcome: Outcome) -> str:
+    took = units.format_duration(outcome.duration)
     words = {
-        "exited": f"exit {result.outcome.exit_code}",
-        "signaled": f"ended by signal {result.outcome.signal}",
+        "exited": f"exit {outcome.exit_code}",
+        "signaled": f"ended by signal {outcome.signal}",
         "timeout": "timed out",
         "lost": "the sandbox ended unexpectedly",
-        "cancelled": "cancelled",
+        "killed": "ended with the sandbox",
+        "expired": "the sandbox's time was over",
     }
-    return f"{words[result.outcome.reason]} after {took}"
+    return f"{words.get(outcome.reason, outcome.reason)} after {took}"
 
 
 def _names(project: str, found: Changes, stream: TextIO, limit: int | None) -> None:
@@ -124,21 +207,34 @@ def listing(found: Listing) -> None:
         rows.append(
             [
                 record.id,
-                record.state + (" (lost)" if record.lost else ""),
+                record.name or "",
+                record.state + (" (lost)" if record.lost else "") + (" (kept)" if record.kept else ""),
                 age,
-                record.mechanism,
+                record.base["kind"],
                 what,
                 safe(record.project),
             ]
         )
-    table(rows, sys.stdout, ["id", "state", "age", "mechanism", "changes", "project"]) if rows else None
-    print(f"{len(rows)} sandbox{'' if len(rows) == 1 else 'es'}")
+    table(rows, sys.stdout, ["id", "name", "state", "age", "base", "changes", "project"]) if rows else None
+    counts = Counter(record.state for record in found.records)
+    told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+    shown = f" ({told})" if told else ""
+    print(f"{found.total} sandbox{'' if found.total == 1 else 'es'}{shown}")
     for sandbox_id in found.broken:
-        print(f"elsewhere: the record of {sandbox_id} cannot be read; elsewhere rm {sandbox_id}", file=sys.stderr)
+        print(f"elsewhere: the record of {sandbox_id} cannot be read; elsewhere rm --force {sandbox_id}", file=sys.stderr)
+    healed(found.healed)
+
+
+def healed(entries: list[dict[str, str | None]]) -> None:
+    for entry in entries:
+        print(f"elsewhere: healed {entry['id']}: {entry['what']}, was {entry['was']}, is {entry['is']}", file=sys.stderr)
 
 
 def inspect(document: dict[str, Any]) -> None:
-    for key in ("id", "state", "project", "path", "created_at", "ended_at", "base", "network", "command", "identity"):
+    for key in (
+        "id", "name", "state", "project", "path", "created_at", "ended_at", "expires_at", "base", "network", "command",
+        "identity", "labels", "keeper",
+    ):  # fmt: skip
         print(f"{key:12} {safe(_words(document[key]))}")
     print(_paint("enforced", "1", sys.stdout))
     table([["  " + key, safe(_words(value))] for key, value in document["enforced"].items()], sys.stdout)
@@ -158,9 +254,10 @@ def _words(value: object) -> str:
 
 def removal(result: Removal) -> None:
     for sandbox_id in result.removed:
-        print(f"removed {sandbox_id}")
+        print(f"removed {sandbox_id}" + (" (its changes are in the archive)" if sandbox_id in result.archived else ""))
     for entry in result.skipped:
-        print(f"skipped {safe(entry['id'])}: {entry['reason']}", file=sys.stderr)
+        print(f"skipped {safe(entry['id'])}: {safe(entry['reason'])}", file=sys.stderr)
+    healed(result.healed)
 
 
 def doctor(checks: "list[Any]") -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Clone, Operation, configure, set_attributes, tmpfs
 from elsewhere.linux.syscalls import AT_FDCWD, AT_NO_AUTOMOUNT, OPEN_TREE_CLONE
+from elsewhere.paths import is_within
 
 __all__ = ["Overlay"]
 
@@ -17,12 +18,13 @@ __all__ = ["Overlay"]
 @dataclass(frozen=True, slots=True)
 class Overlay(Operation):
     """Copy on write: `lower` of reality, frozen `layers` above it (newest first), everything new in `upper`. Layers, upper and
-    work are relative to the sandbox's directory. One that is not `required` becomes read-only where the kernel refuses it.
+    work are relative to the sandbox's directory, or absolute. Without a `lower` nothing of reality shows, only the layers. One
+    that is not `required` becomes read-only where the kernel refuses it.
 
     With layers that lie below `lower` there are two overlays: the kernel refuses a lower that lies below another one. The inner
     one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
 
-    lower: str
+    lower: str | None
     upper: str
     work: str
     layers: tuple[str, ...] = ()
@@ -37,27 +39,29 @@ class Overlay(Operation):
         try:
             return self._make(bench)
         except OSError as error:
-            if self.required:
+            if self.required or self.lower is None:
                 raise
             bench.weaker[self.target] = error.strerror or "refused"
             return Clone(self.target, self.lower, self.attributes | sys_.MOUNT_ATTR_RDONLY).make(bench)
 
     def _make(self, bench: Bench) -> int:
         with contextlib.ExitStack() as stack:
-            reality = _owned(stack, sys_.open_tree(AT_FDCWD, self.lower, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT))
-            if self.idmapped:
-                set_attributes(reality, sys_.MOUNT_ATTR_IDMAP, 0, bench)
-            lowers = [reality]
-            if self.layers:
-                frozen = [os.path.realpath(os.path.join(bench.own, layer)) for layer in self.layers]
-                if any(layer.startswith(self.lower.rstrip("/") + "/") for layer in frozen):
-                    empty = _owned(stack, tmpfs((("size", "4k"), ("mode", "755"))))
-                    reality = _owned(stack, _overlay([reality, empty], self._options(writable=False), None, None, 0, bench))
-                lowers = [_owned(stack, os.open(layer, os.O_PATH | os.O_CLOEXEC)) for layer in frozen]
-                lowers.append(reality)
+            frozen = [os.path.realpath(os.path.join(bench.own, layer)) for layer in self.layers]
+            lowers = [_owned(stack, os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) for layer in frozen]
+            if self.lower is not None:
+                lowers.append(self._reality(stack, self.lower, frozen, bench))
             upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             return _overlay(lowers, self._options(writable=True), upper, work, self.attributes, bench)
+
+    def _reality(self, stack: contextlib.ExitStack, lower: str, frozen: list[str], bench: Bench) -> int:
+        reality = _owned(stack, sys_.open_tree(AT_FDCWD, lower, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT))
+        if self.idmapped:
+            set_attributes(reality, sys_.MOUNT_ATTR_IDMAP, 0, bench)
+        if not any(is_within(layer, lower) for layer in frozen):
+            return reality
+        empty = _owned(stack, tmpfs((("size", "4k"), ("mode", "755"))))
+        return _owned(stack, _overlay([reality, empty], self._options(writable=False), None, None, 0, bench))
 
     def _options(self, *, writable: bool) -> tuple[tuple[str, str], ...]:
         """All of them, always: the defaults are build options and module parameters of the kernel at hand."""
@@ -71,8 +75,8 @@ class Overlay(Operation):
         return tuple(options)
 
     def words(self) -> str:
-        over = f" and {len(self.layers)} layers" if self.layers else ""
-        return f"copy on write over {self.lower}{over}"
+        over = [*([self.lower] if self.lower is not None else []), *([f"{len(self.layers)} layers"] if self.layers else [])]
+        return f"copy on write over {' and '.join(over)}"
 
 
 def _owned(stack: contextlib.ExitStack, fd: int) -> int:

@@ -15,6 +15,7 @@ __all__ = [
     "AT_FDCWD",
     "AT_NO_AUTOMOUNT",
     "AT_RECURSIVE",
+    "capget",
     "capset",
     "close_range",
     "fsconfig_create",
@@ -23,6 +24,7 @@ __all__ = [
     "fsconfig_string",
     "fsmount",
     "fsopen",
+    "fstatfs",
     "landlock_add_rule",
     "landlock_create_ruleset",
     "landlock_restrict_self",
@@ -34,7 +36,11 @@ __all__ = [
     "openat2",
     "pivot_root",
     "prctl",
+    "renameat2",
     "seccomp",
+    "setfsgid",
+    "setfsuid",
+    "syncfs",
     "umount2",
     "unshare",
 ]
@@ -43,8 +49,8 @@ machine = platform.machine()
 
 # From open_tree (428) upwards the numbers are the same on every architecture; the older ones are not.
 _OLDER = {
-    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317},
-    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277},
+    "x86_64": {"pivot_root": 155, "capset": 126, "seccomp": 317, "capget": 125, "renameat2": 316},
+    "aarch64": {"pivot_root": 41, "capset": 91, "seccomp": 277, "capget": 90, "renameat2": 276},
 }
 _NUMBERS = {
     **_OLDER.get(machine, {}),
@@ -75,8 +81,10 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 
+MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
+MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 0x2
@@ -99,6 +107,8 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
+
+RENAME_NOREPLACE = 0x1
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -222,6 +232,10 @@ def close_range(first: int, last: int, flags: int) -> None:
     _check(result, "close_range", first, last)
 
 
+def syncfs(fd: int) -> None:
+    _check(_libc.syncfs(fd), "syncfs", fd)
+
+
 def prctl(option: int, value: int = 0, third: int = 0) -> int:
     result = _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0))
     return _check(result, "prctl", option, value)
@@ -256,3 +270,33 @@ def landlock_add_rule(ruleset: int, kind: int, attributes: bytes) -> None:
 
 def landlock_restrict_self(ruleset: int) -> None:
     _check(_syscall("landlock_restrict_self", _int(ruleset), _int(0)), "landlock_restrict_self")
+
+
+def capget() -> tuple[int, int, int]:
+    """Effective, permitted and inheritable, of this thread."""
+    header = struct.pack("Ii", 0x20080522, 0)
+    data = ctypes.create_string_buffer(24)
+    _check(_syscall("capget", header, data), "capget")
+    low = struct.unpack("6I", data.raw)
+    return low[0] | low[3] << 32, low[1] | low[4] << 32, low[2] | low[5] << 32
+
+
+def setfsuid(uid: int) -> int:
+    """Of this thread only; the one before. It cannot fail by itself: whoever may not change it keeps the one before."""
+    return int(_libc.setfsuid(ctypes.c_uint(uid))) & 0xFFFFFFFF
+
+
+def setfsgid(gid: int) -> int:
+    return int(_libc.setfsgid(ctypes.c_uint(gid))) & 0xFFFFFFFF
+
+
+def fstatfs(fd: int) -> int:
+    """The file system's magic number, which Python's `fstatvfs` does not tell."""
+    block = ctypes.create_string_buffer(256)
+    _check(_libc.fstatfs(fd, block), "fstatfs", fd)
+    return int(struct.unpack_from("q", block)[0]) & 0xFFFFFFFF
+
+
+def renameat2(from_fd: int, from_path: str, to_fd: int, to_path: str, flags: int) -> None:
+    result = _syscall("renameat2", _int(from_fd), _path(from_path), _int(to_fd), _path(to_path), _int(flags))
+    _check(result, "renameat2", from_path, to_path)

@@ -12,7 +12,7 @@ from typing import Any
 from elsewhere.errors import ElsewhereError
 from elsewhere.linux import mountinfo, probe
 from elsewhere.meeting import default_state, home_directory
-from elsewhere.operations.sandboxes import find_project
+from elsewhere.operations.projects import find_project
 from elsewhere.sandbox import project, rungs, trial
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism

@@ -7,23 +7,36 @@ from typing import Any
 from elsewhere import __version__
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import stamp
+from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
-from elsewhere.operations.sandboxes import Listing, Removal
+from elsewhere.operations.sandboxes import Keeping, Listing, Removal
+from elsewhere.sandbox import contents
+from elsewhere.sandbox.commands import Outcome
+from elsewhere.sandbox.line import Process
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.request import Request
+from elsewhere.sandbox.transfer import Transferred
 from elsewhere.storage.state import SCHEMA, State
 
 __all__ = [
+    "cp_document",
     "diff_document",
+    "exec_document",
     "inspect_document",
     "list_document",
+    "name",
+    "open_document",
+    "processes_document",
     "relative",
     "removal_document",
+    "requests_document",
     "run_document",
     "sandbox_document",
     "version_document",
 ]
 
-CAPABILITIES = ["run", "live-base", "diff-stat", "doctor"]
+CAPABILITIES = ["run", "live-base", "pinned-base", "commit-base", "living-sandboxes", "files", "requests", "diff-stat", "doctor"]
+_BASE = ("kind", "head", "ref", "files", "bytes", "copied_files", "unsettled", "left_out", "manifest")
 
 
 def name(path: str) -> str | dict[str, str]:
@@ -43,69 +56,97 @@ def changes_document(changes: Changes, project: str) -> dict[str, Any]:
     return {kind: [name(relative(path, project)) for path in getattr(changes, kind)] for kind in ("added", "modified", "deleted")}
 
 
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else stamp(seconds)
+
+
+def _base(base: dict[str, Any]) -> dict[str, Any]:
+    shown = {key: base[key] for key in _BASE if key in base}
+    for key in ("unsettled", "left_out"):
+        if key in shown:
+            shown[key] = [name(path) for path in shown[key]]
+    return {**shown, "at": _time(base["at"])}
+
+
 def sandbox_document(record: Record) -> dict[str, Any]:
     return {
         "id": record.id,
-        "name": None,
+        "name": record.name,
         "state": record.state,
-        "base": {"kind": record.base["kind"], "head": record.base["head"], "at": stamp(record.base["at"])},
+        "base": _base(record.base),
         "view": "machine",
         "project": name(record.project),
         "created_at": stamp(record.created_at),
-        "ended_at": None if record.ended_at is None else stamp(record.ended_at),
-        "expires_at": None,
+        "ended_at": _time(record.ended_at),
+        "expires_at": _time(record.expires_at),
         "limits": {},
         "network": "host",
         "identity": record.identity,
-        "labels": {},
+        "labels": record.labels,
+        "kept": record.kept,
         "lost": record.lost,
         "enforced": record.enforced,
     }
 
 
-def inspect_document(state: State, record: Record) -> dict[str, Any]:
+def inspect_document(state: State, record: Record, keeping: Keeping | None = None) -> dict[str, Any]:
     return {
         "sandbox": {
             **sandbox_document(record),
             "path": name(state.sandbox(record.id)),
+            "project_inside": name(contents.project_path(state, record)),
             "plan": [{"target": name(target), "what": words} for target, words in record.plan],
             "environment": {"left_out": record.environment_left_out},
             "command": record.command,
             "version": record.version,
+            "keeper": keeping and {"pid": keeping.pid, "version": keeping.version, "skew": keeping.skew},
         }
     }
 
 
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "exit_code": outcome.exit_code,
+        "reason": outcome.reason,
+        "signal": outcome.signal or None,
+        "duration_ms": round(outcome.duration * 1000, 3),
+        "stdout": outcome.stdout.decode("utf-8", "replace"),
+        "stderr": outcome.stderr.decode("utf-8", "replace"),
+        "stdout_truncated": outcome.stdout_truncated,
+        "stderr_truncated": outcome.stderr_truncated,
+        "denials": [],
+        "usage": {
+            "user_ms": round(outcome.user_s * 1000, 3),
+            "system_ms": round(outcome.system_s * 1000, 3),
+            "max_rss_kib": outcome.max_rss_kib,
+        },
+    }
+
+
 def run_document(result: RunResult) -> dict[str, Any]:
-    outcome = result.outcome
     return {
         "sandbox": sandbox_document(result.record),
-        "command": {
-            "exit_code": outcome.exit_code,
-            "reason": outcome.reason,
-            "signal": outcome.signal or None,
-            "duration_ms": round(outcome.duration * 1000, 3),
-            "stdout": outcome.stdout.decode("utf-8", "replace"),
-            "stderr": outcome.stderr.decode("utf-8", "replace"),
-            "stdout_truncated": outcome.stdout_truncated,
-            "stderr_truncated": outcome.stderr_truncated,
-            "denials": [],
-            "usage": {
-                "user_ms": round(outcome.user_s * 1000, 3),
-                "system_ms": round(outcome.system_s * 1000, 3),
-                "max_rss_kib": outcome.max_rss_kib,
-            },
-        },
+        "command": _outcome(result.outcome),
         "changes": changes_document(result.changes, result.record.project),
         "timings": {"create_ms": round(result.create_s * 1000, 3)},
+    }
+
+
+def exec_document(result: ExecResult) -> dict[str, Any]:
+    """A detached command has no outcome yet: it has a number, and files to which it writes."""
+    about = {"request": result.request.id, "pid": result.pid, "outputs": result.request.outputs}
+    return {
+        "sandbox": sandbox_document(result.record),
+        "command": {**about, **(_outcome(result.outcome) if result.outcome is not None else {})},
+        "changes": None if result.changes is None else changes_document(result.changes, result.record.project),
     }
 
 
 def list_document(listing: Listing) -> dict[str, Any]:
     return {
         "sandboxes": [sandbox_document(record) for record in listing.records],
-        "total": len(listing.records),
-        "healed": [],
+        "total": listing.total,
+        "healed": listing.healed,
         "broken": listing.broken,
     }
 
@@ -117,7 +158,7 @@ def diff_document(record: Record, changes: Changes) -> dict[str, Any]:
     return {
         "changes": changes_document(inside, record.project),
         "outside": changes_document(outside, record.project),
-        "base": {"kind": record.base["kind"], "head": record.base["head"]},
+        "base": _base(record.base),
     }
 
 
@@ -126,9 +167,62 @@ def removal_document(removal: Removal) -> dict[str, Any]:
         "matched": removal.matched,
         "removed": removal.removed,
         "skipped": removal.skipped,
-        "healed": [],
+        "archived": removal.archived,
+        "healed": removal.healed,
         "dry_run": False,
     }
+
+
+def processes_document(record: Record, found: list[Process]) -> dict[str, Any]:
+    return {
+        "sandbox": {"id": record.id, "state": record.state},
+        "processes": [
+            {
+                "pid": one.pid,
+                "parent": one.parent,
+                "state": one.state,
+                "cpu_ms": one.cpu_ticks * 1000 // os.sysconf("SC_CLK_TCK"),
+                "rss_kib": one.rss_kib,
+                "request": one.request,
+                "command": name(one.command),
+            }
+            for one in found
+        ],
+    }
+
+
+def requests_document(found: list[Request]) -> dict[str, Any]:
+    return {
+        "requests": [
+            {
+                "id": one.id,
+                "sandbox": one.sandbox or None,
+                "kind": one.kind,
+                "argv": [name(word) for word in one.argv],
+                "state": one.state,
+                "reason": one.reason or None,
+                "exit_code": one.exit_code,
+                "signal": one.signal,
+                "created_at": stamp(one.created_at),
+                "started_at": _time(one.started_at),
+                "ended_at": _time(one.ended_at),
+                "detached": one.detached,
+                "pid": one.pid,
+                "usage": one.usage,
+                "outputs": one.outputs,
+            }
+            for one in found
+        ]
+    }
+
+
+def cp_document(record: Record, done: Transferred) -> dict[str, Any]:
+    left_out = [{"path": name(one.path), "why": one.why} for one in done.left_out]
+    return {"sandbox": {"id": record.id}, "files": done.files, "bytes": done.bytes, "left_out": left_out}
+
+
+def open_document(record: Record, path: str) -> dict[str, Any]:
+    return {"sandbox": {"id": record.id}, "path": name(path)}
 
 
 def version_document() -> dict[str, Any]:

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
-from elsewhere.operations.sandboxes import find_project, settings_of
-from elsewhere.sandbox import commands, contents, environment
+from elsewhere.operations.bases import Teller
+from elsewhere.operations.creating import Wish, raise_sandbox
+from elsewhere.operations.executing import journaled, run_command
+from elsewhere.operations.projects import find_project, refuse_inside, settings_of
+from elsewhere.sandbox import contents, environment, truth
 from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
-from elsewhere.sandbox.live import Live, create
+from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.spec import Spec
 from elsewhere.storage.state import State
 
 __all__ = ["RunRequest", "RunResult", "rehearse", "run"]
@@ -25,6 +28,7 @@ class RunRequest:
     project: str | None = None
     directory: str | None = None
     base: str = "live"
+    base_ref: str | None = None
     keep: bool = False
     discard: bool = False
     timeout: float | None = None
@@ -44,7 +48,9 @@ class RunResult:
 OnReady = Callable[[Live], None]
 
 
-def run(request: RunRequest, signals: Signals | None = None, on_ready: OnReady | None = None) -> RunResult:
+def run(
+    request: RunRequest, signals: Signals | None = None, on_ready: OnReady | None = None, teller: Teller | None = None
+) -> RunResult:
     """`on_ready` is called when the sandbox stands and before the command starts."""
     if not request.argv or not request.argv[0]:
         raise UsageError(
@@ -52,20 +58,30 @@ def run(request: RunRequest, signals: Signals | None = None, on_ready: OnReady |
             "there is no command to run",
             hint="elsewhere run -- COMMAND [ARGUMENT …], or elsewhere run -c 'SHELL LINE'",
         )
+    refuse_inside()
     here = os.getcwd()
     project = find_project(request.project, here)
     directory = _directory(request.directory, here, project.path)
-    sources = settings_of(project)
+    sources = settings_of(project.path)
     state = State.open()
     began = time.monotonic()
-    live = create(state, project, base=request.base, story="run", abandoned="discard" if request.discard else "keep")
+    live = _create(state, project, request, teller)
     ended = False
     try:
-        spec = live.spec(request.argv, directory, request.environment, sources, timeout=request.timeout, ends_sandbox=True)
-        create_s = time.monotonic() - began
-        if on_ready is not None:
-            on_ready(live)
-        outcome = _run(live, spec, signals, capture=request.capture)
+        with journaled(live, "run", request.argv, directory, request.timeout) as asked:
+            spec = live.spec(
+                request.argv,
+                directory,
+                request.environment,
+                sources,
+                timeout=request.timeout,
+                ends_sandbox=True,
+                request=asked.id,
+            )
+            create_s = time.monotonic() - began
+            if on_ready is not None:
+                on_ready(live)
+            outcome = run_command(live, spec, signals, capture=request.capture)
         ended = True
         changes = live.changes()
         kept = not request.discard and (request.keep or bool(changes))
@@ -99,11 +115,21 @@ def run(request: RunRequest, signals: Signals | None = None, on_ready: OnReady |
     return RunResult(live.record, outcome, changes, kept, create_s)
 
 
+def _create(state: State, project: Project, request: RunRequest, teller: Teller | None) -> Live:
+    wish = Wish(base=request.base, base_ref=request.base_ref, story="run")
+    try:
+        abandoned = "discard" if request.discard else "keep"
+        return raise_sandbox(state, project, wish, teller=teller, lives=False, abandoned=abandoned)
+    except ElsewhereError:
+        truth.record_refusal(state, "run", request.argv)
+        raise
+
+
 def rehearse() -> None:
     """What a run does before and after its command, without effect: whoever waits for one to come finds everything at hand."""
     state = State.open()
     with contextlib.suppress(ElsewhereError, OSError):
-        settings_of(find_project(state.room("mnt"), "/"))
+        settings_of(find_project(state.room("mnt"), "/").path)
     environment.compose(os.environ, identity={})
     contents.rehearse(state)
 
@@ -128,11 +154,3 @@ def _directory(chosen: str | None, here: str, project: str) -> str:
     if not os.path.isdir(wanted):
         raise UsageError("cwd_missing", f"--cwd {chosen!r} is not a directory", hint="name a directory inside the project")
     return wanted
-
-
-def _run(live: Live, spec: Spec, signals: Signals | None, *, capture: bool) -> Outcome:
-    if capture:
-        return commands.captured(live.control, spec, 0, signals)
-    if os.isatty(0) and os.isatty(1):
-        return commands.on_terminal(live.control, spec, 0, 1, None if os.isatty(2) else 2, signals)
-    return commands.attached(live.control, spec, (0, 1, 2), signals)

@@ -1,122 +1,281 @@
-"""Finding the project and opening a sandbox of it; listing, inspecting and removing sandboxes."""
+"""Sandboxes that are there: list, inspect, what they changed, stop, start, extend, keep, remove."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from elsewhere import settings
+from elsewhere import __version__
 from elsewhere.changes.compare import Changes
-from elsewhere.errors import ElsewhereError, InUse, Refused, UsageError
-from elsewhere.meeting import default_state, home_directory
-from elsewhere.sandbox import contents, project, record
-from elsewhere.sandbox.engine import Engine
-from elsewhere.sandbox.live import Live, create
-from elsewhere.sandbox.project import Project
+from elsewhere.clock import wall
+from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused, UsageError
+from elsewhere.operations.projects import refuse_inside
+from elsewhere.sandbox import contents, ending, line, live, record, truth
 from elsewhere.sandbox.record import Record
-from elsewhere.settings import Settings
 from elsewhere.storage.state import State
 
 __all__ = [
+    "Filter",
+    "Keeping",
     "Listing",
     "Removal",
     "changes",
-    "find_project",
+    "discard",
+    "extend",
     "inspect",
+    "keep",
     "list_sandboxes",
-    "open_sandbox",
     "remove",
     "remove_all",
-    "settings_of",
+    "start",
+    "stop",
+    "stop_if_idle",
 ]
 
+_SHOWN = 20
 
-def find_project(chosen: str | None, directory: str) -> Project:
-    home = home_directory()
-    if chosen is not None:
-        found = project.find(os.path.join(directory, chosen), home, chosen=True)
-    else:
-        found = project.find(directory, home)
-    state = os.path.realpath(default_state())
-    if (found.path + "/").startswith(state + "/"):
-        raise Refused(
-            "project_in_state", f"the project {found.path!r} lies in elsewhere's own state directory", hint="work outside of it"
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    states: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    project: str | None = None
+    limit: int | None = None
+
+    def fits(self, found: Record) -> bool:
+        return (
+            (not self.states or found.state in self.states)
+            and all(found.labels.get(key) == value for key, value in self.labels.items())
+            and (self.project is None or found.project == self.project)
         )
-    return found
-
-
-def open_sandbox(found: Project, *, base: str = "live", story: str, abandoned: str) -> Live:
-    if base != "live":
-        raise UsageError("bad_base", f"the base {base!r} is not known", hint="use 'live'")
-    return create(State.open(), found, base=base, story=story, abandoned=abandoned)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
+    """`total` counts what fits the filter, shown or not."""
+
     records: list[Record]
+    total: int
     broken: list[str]
+    healed: list[dict[str, str | None]]
 
 
-def list_sandboxes() -> Listing:
-    return Listing(*record.load_all(State.open()))
+def list_sandboxes(wanted: Filter | None = None) -> Listing:
+    wanted = wanted or Filter()
+    seen = truth.survey(State.open())
+    fitting = [found for found in seen.records if wanted.fits(found)]
+    return Listing(fitting[: wanted.limit], len(fitting), seen.broken, seen.healed)
 
 
-def inspect(wanted: str) -> tuple[State, Record]:
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Who keeps a running sandbox. `skew`: it was started by another version of elsewhere."""
+
+    pid: int
+    version: str
+    skew: bool
+
+
+def inspect(wanted: str) -> tuple[State, Record, Keeping | None]:
     state = State.open()
-    return state, record.load(state, record.find(state, wanted))
+    found = record.load(state, record.find(state, wanted))
+    return state, found, _keeping(state, found)
+
+
+def _keeping(state: State, found: Record) -> Keeping | None:
+    reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
+    if reached is None:
+        return None
+    with reached:
+        try:
+            version, _ = reached.version()
+        except Broken:
+            version = "unknown"
+        return Keeping(reached.pid(), version, version != __version__)
 
 
 def changes(wanted: str) -> tuple[Record, Changes]:
-    state, found = inspect(wanted)
-    return found, contents.changes_of(state, found)
+    state = State.open()
+    found = record.load(state, record.find(state, wanted))
+    return found, _changes(state, found)
+
+
+def _changes(state: State, found: Record) -> Changes:
+    """Layers in memory are read by way of the keeper that holds them."""
+    reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
+    if reached is None:
+        return contents.changes_of(state, found)
+    with reached:
+        memory = reached.memory()
+    try:
+        return contents.changes_of(state, found, -1 if memory is None else memory)
+    finally:
+        if memory is not None:
+            os.close(memory)
+
+
+# -- life -----------------------------------------------------------------------------------------------------------------------
+
+
+def stop(wanted: str, *, grace: float = 5.0) -> tuple[State, Record]:
+    state = State.open()
+    return state, ending.stop(state, record.find(state, wanted), grace)
+
+
+def stop_if_idle(wanted: str) -> None:
+    """Nobody needs a keeper that has nothing to keep."""
+    state = State.open()
+    sandbox_id = record.find(state, wanted)
+    reached = line.connect(state.sandbox(sandbox_id))
+    if reached is not None:
+        with reached:
+            idle = not reached.processes()
+        if idle:
+            ending.stop(state, sandbox_id, 0.0)
+
+
+def start(wanted: str) -> tuple[State, Record]:
+    refuse_inside()
+    state = State.open()
+    box = live.enter(state, record.find(state, wanted))
+    box.close()
+    return state, box.record
+
+
+def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
+    """From now on; None: for ever."""
+    state = State.open()
+    with record.exclusive(state, record.find(state, wanted)) as found:
+        reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
+        if reached is not None:
+            with reached:
+                reached.expire(lifetime)
+        found.expires_at = None if lifetime is None else wall() + lifetime
+        record.save(found, state.sandbox(found.id))
+        return state, found
+
+
+def keep(wanted: str, *, kept: bool = True) -> tuple[State, Record]:
+    state = State.open()
+    with record.exclusive(state, record.find(state, wanted)) as found:
+        found.kept = kept
+        record.save(found, state.sandbox(found.id))
+        return state, found
+
+
+# -- removal --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Removal:
-    matched: list[str]
-    removed: list[str]
-    skipped: list[dict[str, str]]
-
-
-def settings_of(found: Project) -> list[tuple[Settings, bool]]:
-    """The project's own settings and the user's, each with whether it may ask for everything."""
-    home = home_directory()
-    project_file = os.path.join(found.path, project.SETTINGS)
-    return [(settings.load(project_file), False), (settings.load(settings.user_file(home)), True)]
+    matched: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    archived: list[str] = field(default_factory=list)
+    healed: list[dict[str, str | None]] = field(default_factory=list)
 
 
 def remove(wanted: list[str], *, force: bool = False) -> Removal:
-    """A running sandbox is skipped unless forced; each of several is removed or skipped on its own. One that was named alone and
-    cannot be removed is an error."""
+    """Each of several is removed or skipped on its own. One that was named alone and cannot be removed is an error."""
     state = State.open()
-    result = Removal([], [], [])
+    result = Removal(healed=truth.survey(state).healed)
     problems: list[ElsewhereError] = []
     for word in wanted:
         try:
             sandbox_id = record.find(state, word)
             result.matched.append(sandbox_id)
-            _remove(state, sandbox_id, force=force)
-            result.removed.append(sandbox_id)
+            _remove(state, sandbox_id, result, force=force)
         except ElsewhereError as error:
             problems.append(error)
-            result.skipped.append({"id": word, "reason": error.message})
+            result.skipped.append({"id": word, "reason": error.message, **error.detail})
+    ending.sweep(state)
     if problems and len(wanted) == 1:
         raise problems[0]
     return result
 
 
 def remove_all(*, force: bool = False) -> Removal:
-    """Every sandbox; running ones are skipped unless forced, which is not an error here."""
+    """Every sandbox; one that is at work, kept or changed is skipped unless forced, which is not an error here."""
     state = State.open()
-    result = Removal(state.sandbox_ids(), [], [])
+    seen = truth.survey(state)
+    result = Removal(state.sandbox_ids(), healed=seen.healed)
     for sandbox_id in result.matched:
         try:
-            _remove(state, sandbox_id, force=force)
-            result.removed.append(sandbox_id)
-        except InUse:
-            result.skipped.append({"id": sandbox_id, "reason": "running"})
+            _remove(state, sandbox_id, result, force=force)
+        except NotFound:
+            continue  # somebody else was faster
+        except (InUse, Refused) as error:
+            result.skipped.append({"id": sandbox_id, "reason": error.message, **error.detail})
+    ending.sweep(state)
     return result
 
 
-def _remove(state: State, sandbox_id: str, *, force: bool) -> None:
-    if record.is_alive(state, sandbox_id) and not force:
-        raise InUse("sandbox_in_use", f"the sandbox {sandbox_id!r} is running", hint=f"elsewhere rm --force {sandbox_id}")
-    Engine.shared(state).ask("remove", sandbox_id)
+def discard(wanted: str) -> None:
+    """Whoever made it says that nothing of it is worth keeping."""
+    state = State.open()
+    with record.exclusive(state, record.find(state, wanted)) as found:
+        if found.state == "running":
+            ending.end_keeper(state, found, 0.0)
+        ending.archive_or_discard(state, found.id, found, archive=False)
+    ending.sweep(state)
+
+
+def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> None:
+    try:
+        with record.exclusive(state, sandbox_id) as found:
+            what = _check_removable(state, found, force=force)
+            if found.state == "running":
+                ending.end_keeper(state, found, 0.0 if force else 2.0)
+            archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what))
+    except Broken as error:
+        if error.code != "sandbox_record_broken":
+            raise
+        if not force:
+            raise Refused(
+                "unreadable_sandbox",
+                f"the record of {sandbox_id!r} cannot be read, so nobody can tell what would be lost with it",
+                hint=f"elsewhere rm --force {sandbox_id}",
+            ) from error
+        ending.end_unknown(state, sandbox_id)
+        archived = ending.archive_or_discard(state, sandbox_id, None, archive=False)
+    result.removed.append(sandbox_id)
+    if archived:
+        result.archived.append(sandbox_id)
+
+
+def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
+    """What would be lost with it. Without force, only a sandbox in which nothing runs and nothing changed goes."""
+    if found.kept and not force:
+        raise Refused("sandbox_kept", f"the sandbox {found.id!r} is to be kept", hint=f"elsewhere keep --off {found.id}")
+    if found.state == "running" and found.keeper is None and not force:
+        raise InUse(
+            "sandbox_in_use",
+            f"the sandbox {found.id!r} belongs to a program that is still running",
+            hint=f"end that program, or: elsewhere rm --force {found.id}",
+        )
+    if found.state == "running" and not force:
+        reached = line.connect(state.sandbox(found.id))
+        busy = []
+        if reached is not None:
+            with reached:
+                busy = reached.processes()
+        if busy:
+            raise InUse(
+                "sandbox_in_use",
+                f"{len(busy)} processes run in the sandbox {found.id!r}",
+                hint=f"elsewhere ps {found.id}; elsewhere rm --force {found.id}",
+            )
+    what = _changes(state, found)
+    if what and not force:
+        listed = [path for _, path in what]
+        raise Refused(
+            "unpromoted_changes",
+            f"the sandbox {found.id!r} has changes that are nowhere else: {what.summary()}",
+            hint=f"elsewhere diff {found.id}; elsewhere rm --force {found.id} moves them to the archive",
+            detail={"changes": listed[:_SHOWN], "count": len(listed)},
+        )
+    return what
+
+
+def check_lifetime(lifetime: float | None) -> None:
+    if lifetime is not None and lifetime <= 0:
+        raise UsageError("bad_duration", f"a lifetime of {lifetime} s is none", hint="write 30m, 12h or 7d")

@@ -30,13 +30,13 @@ from elsewhere.linux import capabilities, landlock, mounts, seccomp, userns
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Operation, Plan
 from elsewhere.sandbox import fuse as fuse_programs
-from elsewhere.sandbox import wire
+from elsewhere.sandbox import processes, wire
 from elsewhere.sandbox.forking import leave_the_launcher
 from elsewhere.sandbox.fuse import Daemon, Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
-from elsewhere.sandbox.keeper import Keeper, descendants, kill_quietly, reap_all, seal_imports
+from elsewhere.sandbox.keeper import Keeper, seal_imports
 from elsewhere.sandbox.view import USER_ROOT
-from elsewhere.storage import copying
+from elsewhere.storage import copying, saving
 
 __all__ = ["Blank", "BuildFailed", "blank", "landlocked", "run", "unborn"]
 
@@ -206,7 +206,7 @@ def run(
         except EOFError:
             os._exit(0)  # the launcher has no use for this blank
         step = "mounts"
-        layers = _layers_in_memory(memory, directory, bench) if memory else -1
+        layers = _layers_in_memory(memory, directory, bench, whole_machine) if memory else -1
         bench.own = f"/proc/self/fd/{layers}" if memory else directory
         mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
         wire.send(orders, ("built", bench.weaker), [layers] if memory else [])
@@ -280,10 +280,10 @@ def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int
             keeper_end.close()
             theirs.close()
             os.waitpid(keeper, 0)
-            while mine := descendants(os.getpid()):
+            while mine := processes.descendants(os.getpid()):
                 for pid in mine:
-                    kill_quietly(pid, signal.SIGKILL)
-                reap_all()
+                    processes.kill_quietly(pid, signal.SIGKILL)
+                processes.reap_all()
         finally:
             os._exit(0)
     keeper_end.close()
@@ -326,7 +326,7 @@ def _quiet_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
+def _layers_in_memory(size: int, directory: str, bench: Bench, whole_machine: bool) -> int:
     """Upper and work on a tmpfs with a cap, where the state directory cannot hold them; shaped like the directory on disk."""
     context = sys_.fsopen("tmpfs")
     sys_.fsconfig_string(context, "size", str(size))
@@ -336,7 +336,9 @@ def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
     os.close(context)
     place = bench.scratch_directory()
     sys_.move_mount(fd, "", sys_.AT_FDCWD, place)
-    for name in ("upper", "work", "tmp", "vartmp"):
+    attribute = "trusted.overlay" if whole_machine else "user.overlay"
+    saving.restore_layers(os.path.join(directory, "upper"), os.path.join(place, "upper"), attribute)
+    for name in ("work", "tmp", "vartmp"):
         source = os.path.join(directory, name)
         if os.path.isdir(source):
             _mirror(source, os.path.join(place, name))
@@ -345,16 +347,12 @@ def _layers_in_memory(size: int, directory: str, bench: Bench) -> int:
 
 
 def _mirror(source: str, target: str) -> None:
-    """The same directories, and the few files that a layer starts with, with owners and modes."""
+    """The same directories, with owners and modes."""
     os.mkdir(target)
     with os.scandir(source) as entries:
         for entry in entries:
-            place = os.path.join(target, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                _mirror(entry.path, place)
-            elif entry.is_file(follow_symlinks=False):
-                copying.copy_file(entry.path, place)
-                copying.copy_attributes(entry.path, place, entry.stat(follow_symlinks=False))
+                _mirror(entry.path, os.path.join(target, entry.name))
     copying.copy_attributes(source, target, os.stat(source))
 
 

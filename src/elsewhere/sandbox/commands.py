@@ -15,14 +15,26 @@ import struct
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from elsewhere.errors import Broken, NotFound, Refused, UsageError
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.request import REASONS
 from elsewhere.sandbox.spec import Spec
 
-__all__ = ["CAPTURE_CAP", "CallerGone", "Outcome", "Signals", "attached", "captured", "on_terminal"]
+__all__ = [
+    "CAPTURE_CAP",
+    "CallerGone",
+    "Outcome",
+    "Running",
+    "Signals",
+    "attached",
+    "captured",
+    "detached",
+    "on_terminal",
+    "started",
+]
 
 CAPTURE_CAP = 16 << 20
 _CHUNK = 1 << 16
@@ -63,7 +75,7 @@ class Signals:
 
 def attached(control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None) -> Outcome:
     """On the caller's own descriptors."""
-    with _started(control, spec, list(fds)) as run:
+    with started(control, spec, fds) as run:
         run.wait(signals)
         return run.outcome()
 
@@ -77,7 +89,7 @@ def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | 
             stack.callback(os.close, reader)
             sinks.append(_Sink(reader, writer, cap))
         try:
-            run = stack.enter_context(_started(control, spec, [stdin, sinks[0].writer, sinks[1].writer]))
+            run = stack.enter_context(started(control, spec, [stdin, sinks[0].writer, sinks[1].writer]))
         finally:
             for sink in sinks:
                 os.close(sink.writer)
@@ -94,7 +106,7 @@ def on_terminal(
     """With a terminal of the sandbox's own between the command and the caller's. The caller's is raw meanwhile, so that every
     key, Ctrl-C included, reaches the command."""
     fds = [stderr] if stderr is not None else []
-    with _started(control, replace(spec, terminal=_size(target)), fds) as run, _raw(source):
+    with started(control, replace(spec, terminal=_size(target)), fds) as run, _raw(source):
         master = run.terminal
         os.set_blocking(master, False)
         run.wait(signals, {master: lambda: _pass_on(master, target)}, _Keys(source, master), lambda: _resize(master, target))
@@ -166,13 +178,46 @@ class _Keys:
             self._waiting = b""
 
 
-class _Run:
+class Running:
+    """A command that was started: wait for it, signal it. Closing it, while it runs, ends it, unless it is detached."""
+
     def __init__(self, channel: socket.socket, started: float) -> None:
         self._channel = channel
         self._started = started
         self._words: list[str] = []
         self._ended = 0.0
         self.terminal = -1
+        self.pid = 0
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+        if self.terminal >= 0:
+            os.close(self.terminal)
+            self.terminal = -1
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._words)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it is over: how it ended is on its way
+            self._channel.send(b"signal %d" % number)
+
+    def wait_for(self, seconds: float | None) -> bool:
+        """Whether it has ended in that time."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._words:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._channel], [], [], left)[0]:
+                return False
+            self._hear()
+        return True
 
     def wait(
         self,
@@ -220,8 +265,7 @@ class _Run:
             raise CallerGone  # closing the channel, on the way out, tells the keeper to end the command
         for number in data:
             if number != signal.SIGWINCH:
-                with contextlib.suppress(OSError):
-                    self._channel.send(b"signal %d" % number)
+                self.signal(number)
             elif resized is not None:
                 resized()
 
@@ -233,9 +277,9 @@ class _Run:
             values = (int(code), int(number), float(user_s), float(system_s), int(max_rss))
         except ValueError as error:
             raise Broken("keeper_nonsense", f"the keeper answered {' '.join(self._words)!r}") from error
-        if reason not in ("exited", "signaled", "timeout", "cancelled", "lost"):
+        if reason not in REASONS:
             raise Broken("keeper_nonsense", f"the keeper gave the reason {reason!r}")
-        exit_code = 124 if reason == "timeout" else values[0] & 0xFF
+        exit_code = 124 if reason in ("timeout", "expired") else values[0] & 0xFF
         return Outcome(
             exit_code,
             reason,
@@ -251,29 +295,35 @@ class _Run:
         )
 
 
-@contextlib.contextmanager
-def _started(control: socket.socket, spec: Spec, fds: list[int]) -> Iterator[_Run]:
+def started(control: socket.socket, spec: Spec, fds: Sequence[int]) -> Running:
+    """On these descriptors; with a terminal, none or only the last of them is needed."""
     channel, theirs = wire.pair()
-    with channel:
-        began = time.monotonic()
+    run = Running(channel, time.monotonic())
+    try:
         try:
             with theirs:
                 wire.send(control, ("spawn", spec.packed()), [theirs.fileno(), *fds])
         except OSError as error:
             raise Broken("sandbox_gone", "the sandbox is not running any more", hint="make a new one") from error
-        run = _Run(channel, began)
-        try:
-            if spec.terminal is not None:
-                run.terminal = _receive_terminal(channel, spec)
-            message = _recv(channel)
-            if message:
-                _check_started(message, spec)
-            else:
-                run.lose()  # it may well have started: nobody lived to tell
-            yield run
-        finally:
-            if run.terminal >= 0:
-                os.close(run.terminal)
+        if spec.terminal is not None:
+            run.terminal = _receive_terminal(channel, spec)
+        message = _recv(channel)
+        if message:
+            run.pid = _check_started(message, spec)
+        else:
+            run.lose()  # it may well have started: nobody lived to tell
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def detached(control: socket.socket, spec: Spec, fds: Sequence[int]) -> int:
+    """Started and left alone; its number inside."""
+    with started(control, spec, fds) as run:
+        if run.ended:
+            raise Broken("sandbox_gone", "the sandbox ended while the command was started", hint="make a new one")
+        return run.pid
 
 
 def _recv(channel: socket.socket) -> str:
@@ -291,10 +341,11 @@ def _receive_terminal(channel: socket.socket, spec: Spec) -> int:
     return fds[0]
 
 
-def _check_started(message: str, spec: Spec) -> None:
+def _check_started(message: str, spec: Spec) -> int:
+    """Its number inside."""
     words = message.split()
-    if words[:1] == ["started"]:
-        return
+    if words[:1] == ["started"] and len(words) == 2 and words[1].isdigit():
+        return int(words[1])
     if words[:1] != ["refused"] or len(words) != 3 or not words[1].isdigit():
         raise Broken("sandbox_gone", "the sandbox ended before the command could start", hint="make a new one")
     number, code = int(words[1]), words[2]

@@ -10,22 +10,28 @@ from elsewhere.sandbox.record import Record
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
-__all__ = ["changes_of", "rehearse"]
+__all__ = ["changes_of", "project_path", "rehearse"]
 
 
 def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
     """`memory_fd` leads to layers that live in memory, for as long as somebody holds them."""
     directory = f"/proc/self/fd/{memory_fd}" if memory_fd >= 0 else state.sandbox(record.id)
     found = Changes()
+    pristine = seeds.pristine(tuple((path, source) for path, source in record.base.get("seeds", ())))
     if rungs.named(record.mechanism).copy:
         found = compare_trees(os.path.join(directory, "copy"), record.project, record.project)
     for layer in record.layers:
         upper = f"{directory}/upper/{layer['number']}"
         if os.path.isdir(upper):
-            pristine = seeds.pristine()
-            found.extend(compare_overlay(upper, layer["lower"], layer["at"], _encoding(record, upper), pristine))
+            below = [*layer.get("frozen", ()), *([layer["lower"]] if layer["lower"] else [])]
+            found.extend(compare_overlay(upper, below, layer["at"], _encoding(record, upper), pristine))
     found.sort()
     return found.without([*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), state.path])
+
+
+def project_path(state: State, record: Record) -> str:
+    """Where the project is inside: at the same path, unless it had to be copied."""
+    return os.path.join(state.sandbox(record.id), "copy") if rungs.named(record.mechanism).copy else record.project
 
 
 def rehearse(state: State) -> None:

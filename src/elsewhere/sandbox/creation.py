@@ -5,40 +5,50 @@ knows what happened.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from elsewhere import __version__
 from elsewhere.clock import wall
-from elsewhere.errors import Broken, ElsewhereError, NotFound, UsageError
+from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, StateError, Unavailable
 from elsewhere.linux import capabilities, seccomp
-from elsewhere.sandbox import identity, mechanisms, record, rungs, seeds
+from elsewhere.sandbox import identity, mechanisms, record, rungs, seeds, wire
 from elsewhere.sandbox.builder import BuildFailed
 from elsewhere.sandbox.mechanisms import Raised
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.request import Caller
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.stock import Stock
-from elsewhere.sandbox.view import Host
+from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage import trash
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Climber", "Made", "Request", "abandon", "create", "recover"]
+__all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller asks for. `abandoned` says what becomes of the sandbox if the caller dies: `discard`, or `keep` if it wrote
-    anything."""
+class Order:
+    """What a caller asks for. `lives`: it outlives whoever asked; otherwise `abandoned` says what becomes of it if the caller
+    dies: `discard`, or `keep` if it wrote anything. `base` is as it stands in the record."""
 
     project: str
     git: str | None
-    head: str | None
     home: str
-    base: str
+    base: dict[str, Any]
+    workflow: str
     story: str
-    abandoned: str
+    request: str | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    lifetime: float | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    shift: int | None = None
+    lives: bool = False
+    abandoned: str = "discard"
 
 
 @dataclass(slots=True)
@@ -81,41 +91,116 @@ class Climber:
         raise mechanisms.unavailable(reasons)
 
 
-def create(state: State, request: Request, climber: Climber, stock: Stock) -> Made:
-    if request.base != "live":
-        raise UsageError("bad_base", f"the base {request.base!r} is not known", hint="use live")
-    who = identity.derive(os.path.basename(request.project), request.story, None, request.head)
-    host = climber.host(request.home, state.path)
-    project = Project(request.project, request.git, request.head)
-    raised, reasons = climber.climb(request.project, lambda rung: stock.raise_sandbox(rung, host, project))
+def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
+    who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
+    subject = _subject(order.project, order.git, order.base, climber.host(order.home, state.path))
+    raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))
     now = wall()
     made = Record(
         id=who.sandbox_id,
         state="running",
-        project=request.project,
-        base={"kind": "live", "head": request.head, "at": now},
+        project=order.project,
+        base={**order.base, "at": order.base.get("at", now)},
         created_at=now,
         mechanism=raised.mechanism.name,
         identity=asdict(who),
-        enforced=_enforced(raised, reasons),
-        layers=[{"at": layer.at, "lower": layer.lower, "number": layer.number} for layer in raised.view.layers],
+        enforced=_enforced(raised, reasons, live=not subject.base.layers),
+        layers=_layers(raised),
         plan=[list(step) for step in raised.view.description],
+        home=order.home,
+        git=order.git,
+        name=order.name,
+        labels=order.labels,
+        expires_at=None if order.lifetime is None else now + order.lifetime,
+        asked=order.asked,
         version=__version__,
     )
     try:
         write_aside(os.path.join(raised.directory, ".sandbox.env"), identity.env_file(who.variables()))
+        made.keeper = list(Caller.of(raised.keeper_pid)) if order.lives else None
         record.save(made, raised.directory)
-        os.rename(raised.directory, state.sandbox(made.id))
-    except OSError:
+        _move_in(raised.directory, state.sandbox(made.id))
+        if order.lives:
+            _let_live(made, raised)
+    except (OSError, ElsewhereError):
         raised.discard()
         trash.discard(raised.directory, state.room("trash"))
         raise
-    if raised.mechanism.copy:
-        raised.project_path = os.path.join(state.sandbox(made.id), "copy")
     return Made(made, raised)
 
 
-def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, object]:
+def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made:
+    """A sandbox that is only directories runs again. Whoever asks holds the lock on its directory."""
+    found = record.load(state, sandbox_id)
+    if found.state == "running":
+        raise InUse("sandbox_in_use", f"the sandbox {sandbox_id!r} is running already", hint="elsewhere list shows it")
+    mechanism = rungs.named(found.mechanism)
+    known = tuple((layer["at"], layer["number"]) for layer in found.layers)
+    host = climber.host(found.home, state.path)
+    subject = replace(_subject(found.project, found.git, found.base, host), numbers=known)
+    try:
+        raised = stock.raise_again(mechanism, subject, state.sandbox(sandbox_id))
+    except BuildFailed as failure:
+        raise Unavailable(
+            "cannot_start_again",
+            f"the sandbox {sandbox_id!r} was made by {mechanism.name}, which does not work here now: {failure}",
+            hint="elsewhere doctor says what is missing",
+        ) from failure
+    drawn = {layer["at"]: layer for layer in _layers(raised)}
+    found.layers = [drawn.pop(layer["at"], layer) for layer in found.layers] + list(drawn.values())
+    found.plan = [list(step) for step in raised.view.description]
+    found.enforced = {**found.enforced, "hidden": list(raised.view.hidden), "read_only_instead": raised.weaker}
+    found.state, found.lost, found.ended_at, found.version = "running", False, None, __version__
+    found.keeper = list(Caller.of(raised.keeper_pid))
+    try:
+        record.save(found, state.sandbox(sandbox_id))
+        _let_live(found, raised)
+    except OSError:
+        raised.discard()
+        raise
+    return Made(found, raised)
+
+
+def _subject(project: str, git: str | None, base: dict[str, Any], host: Host) -> Subject:
+    seeds = tuple((path, source) for path, source in base.get("seeds", ()))
+    about = Base(tuple(base.get("layers", ())), tuple(base.get("live", ())), seeds)
+    return Subject(host, Project(project, git, head=None), about)
+
+
+def _fit(rung: Mechanism, shift: int | None) -> Mechanism:
+    """A base was captured with the owners that one kind of rung needs; on another one its files would belong to nobody."""
+    if shift is not None and rung.shift != shift:
+        raise StateError("base_owners", "the base was captured for another mechanism", detail={"shift": rung.shift})
+    return rung
+
+
+def _let_live(made: Record, raised: Raised) -> None:
+    """From here on the keeper outlives us, and whoever asked for it."""
+    lifetime = None if made.expires_at is None else max(0.0, made.expires_at - wall())
+    wire.send(raised.control, ("stay", lifetime), [raised.memory_fd] if raised.memory_fd >= 0 else [])
+
+
+def _move_in(directory: str, target: str) -> None:
+    try:
+        os.rename(directory, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise InUse(
+            "identity_in_use",
+            f"there is a sandbox {os.path.basename(target)!r} already",
+            hint="choose another --request, or remove it first",
+        ) from error
+
+
+def _layers(raised: Raised) -> list[dict[str, Any]]:
+    return [
+        {"at": layer.at, "lower": layer.lower, "number": layer.number, "frozen": list(layer.frozen)}
+        for layer in raised.view.layers
+    ]
+
+
+def _enforced(raised: Raised, reasons: list[tuple[str, str]], *, live: bool) -> dict[str, object]:
     """Which mechanism enforces what, and what is not enforced at all."""
     rung = raised.mechanism
     if rung.copy:
@@ -139,11 +224,11 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]]) -> dict[str, objec
         "not_copied": raised.not_copied,
         "limits": ["timeout"],
         "stronger_rungs": [{"mechanism": name, "reason": reason} for name, reason in reasons],
-        "differs": _differs(rung),
+        "differs": _differs(rung, live=live),
     }
 
 
-def _differs(rung: Mechanism) -> list[str]:
+def _differs(rung: Mechanism, *, live: bool) -> list[str]:
     """How far the copy is from the original, so that nobody trusts a result too far."""
     said = ["services of the host are not part of the sandbox", "the kernel is the host's"]
     if rung.copy:
@@ -152,7 +237,9 @@ def _differs(rung: Mechanism) -> list[str]:
             "the project is at another path",
             "/tmp is the host's and read-only; TMPDIR points to a private one",
         ]
-    said += ["/run, /tmp, /dev/shm are fresh", "a file that reality changes later may show inside (live base)"]
+    said.append("/run, /tmp, /dev/shm are fresh")
+    what = "a file" if live else "a file outside the project"
+    said.append(f"{what} that reality changes later may show inside")
     if not rung.whole_machine:
         said += ["/usr and /etc cannot be written", "directories that exist in reality cannot be renamed in place"]
     return said

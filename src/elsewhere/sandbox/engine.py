@@ -92,7 +92,7 @@ class Engine:
             for fd in fds:
                 os.close(fd)
             self._owed -= 1
-            if answer[0] == "created":
+            if answer[0] == "created" and answer[1]["keeper"] is None:
                 wire.call(sock, ("remove", answer[1]["id"]))
 
     @classmethod
@@ -120,6 +120,19 @@ class Engine:
             kind, code, text, hint, detail = answer[1:]
             raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
         return answer, fds
+
+    def nudge(self, *message: object) -> bool:
+        """Ask a launcher that is there already; False: there is none."""
+        with self._lock:
+            if self._sock is None:
+                self._sock = connect(self.state.path, socket_name())
+        if self._sock is None:
+            return False
+        try:
+            self.ask(*message)
+        except Broken:
+            return False
+        return True
 
     def _open(self) -> socket.socket:
         name = socket_name()

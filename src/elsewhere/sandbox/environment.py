@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elsewhere.errors import UsageError
-from elsewhere.sandbox.identity import RESERVED
+from elsewhere.sandbox.identity import ALLOWED, RESERVED
 
 __all__ = ["Environment", "compose", "parse_assignment", "read_env_file"]
 
@@ -66,7 +66,7 @@ def _is_passed(name: str) -> bool:
 
 
 def _refuse_reserved(name: str) -> None:
-    if any(name == word or (word.endswith("_") and name.startswith(word)) for word in RESERVED):
+    if name not in ALLOWED and any(name == word or (word.endswith("_") and name.startswith(word)) for word in RESERVED):
         raise UsageError(
             "env_reserved", f"{name} is part of the sandbox's identity and cannot be set", hint="choose another name"
         )

@@ -34,16 +34,18 @@ def start(fuse: Fuse, bench: Bench) -> list[Daemon]:
     for layer in fuse.layers:
         place = bench.scratch_directory()
         flags = os.O_PATH | os.O_DIRECTORY
+        lowers = [os.open(place, flags) for place in (*layer.frozen, *([layer.lower] if layer.lower else []))]
         parts = {
-            "lowerdir": os.open(layer.lower, flags),
-            "upperdir": os.open(f"{fuse.directory}/upper/{layer.number}", flags),
-            "workdir": os.open(f"{fuse.directory}/work/{layer.number}", flags),
+            "lowerdir": lowers,
+            "upperdir": [os.open(f"{fuse.directory}/upper/{layer.number}", flags)],
+            "workdir": [os.open(f"{fuse.directory}/work/{layer.number}", flags)],
         }
-        options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in parts.items())
+        options = ",".join(f"{name}={':'.join(f'/proc/self/fd/{fd}' for fd in fds)}" for name, fds in parts.items())
+        opened = [fd for fds in parts.values() for fd in fds]
         before = os.stat(place).st_dev
         daemon = subprocess.Popen(
             [fuse.program, "-f", "-o", options, place],
-            pass_fds=list(parts.values()),
+            pass_fds=opened,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             preexec_fn=_keep_powers,  # noqa: PLW1509  (the builder has one thread)
@@ -54,9 +56,9 @@ def start(fuse: Fuse, bench: Bench) -> list[Daemon]:
             if daemon.poll() is not None or time.monotonic() > deadline:
                 daemon.kill()
                 said = (daemon.communicate()[1] or b"").decode(errors="replace").strip().splitlines()
-                raise OSError(0, f"{fuse.program} over {layer.lower}: {said[-1] if said else 'it did not mount'}")
+                raise OSError(0, f"{fuse.program} over {layer.at}: {said[-1] if said else 'it did not mount'}")
             time.sleep(0.001)
-        for fd in parts.values():
+        for fd in opened:
             os.close(fd)
         bench.handed[layer.at] = sys_.open_tree(sys_.AT_FDCWD, place, sys_.OPEN_TREE_CLONE)
     return daemons

@@ -16,6 +16,7 @@ __all__ = ["RESERVED", "Identity", "derive", "env_file"]
 
 _PREFIX = "ew"
 RESERVED = ("ELSEWHERE_", "COMPOSE_PROJECT_NAME")
+ALLOWED = ("ELSEWHERE_ALLOW_NESTED",)  # says something about the sandbox's work, not about the sandbox
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,35 @@
-"""The keeper: pid 1 of a sandbox. It starts commands, reaps, and ends with its owner.
+"""The keeper: pid 1 of a sandbox. It starts commands, reaps, and writes down how each of them ended.
 
 By the time it serves it has no powers left: it was sealed before it knew which sandbox it would keep (see `builder.py`). It is
 asked with marshalled packets from outside, which it trusts; it answers with plain ASCII words, because whoever reads the
 answer must not trust it.
 
-    control socket   ("spawn", spec) with [channel, stdin, stdout, stderr] | ("hold",) with the lock | ("rehearse",) | ("finish",)
-                     end of file: the owner is gone, and so is the sandbox
+    control      the socket of whoever made the sandbox. End of file: the owner is gone, and so is the sandbox, unless the keeper
+                 was told to stay
+    listener     a socket in the sandbox's directory: whoever reaches it may give orders, for as long as the sandbox runs
+    journal      a file in the sandbox's directory, to which each beginning and end is appended (see `journal.py`)
+
+    order                        descriptors                      answer
+    hold                         lock, listener, journal          -
+    rehearse                     -                                -
+    stay SECONDS|None            (layers in memory)               -
+    hello                        -                                "keeper VERSION PROTOCOL"
+    spawn SPEC                   channel, stdin, stdout, stderr   on the channel
+    processes                    -                                lines, then an empty packet "."
+    kill PID SIGNAL              -                                "done" | "refused ERRNO"
+    cancel REQUEST               -                                "done" | "refused ERRNO"
+    expire SECONDS|None          -                                "done"
+    root, memory                 -                                the same word with a descriptor | "refused ERRNO"
+    finish SECONDS               -                                "done", when the grace begins
+
     channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
                      <- "end CODE SIGNAL REASON UTIME STIME MAXRSS"
-                     -> "signal N"; end of file: the caller is gone, so is its command
+                     -> "signal N"; end of file: the caller is gone, so is its command, unless it is detached
 
     command:  started ─┬─ exits ───────────────────────────────► end exited | signaled
                        ├─ deadline ─ TERM ─ grace ─ KILL ──────► end timeout
-                       └─ channel closed ─ KILL ───────────────► (nobody is told)
+                       ├─ cancel, channel closed ─ KILL ───────► end cancelled
+                       └─ sandbox ends ─ TERM ─ grace ─ KILL ──► end killed | expired
 
 Nothing is imported once the sandbox's root is ours: an import would run the sandbox's code with what we hold. `seal_imports`
 takes the means away.
@@ -20,32 +37,31 @@ takes the means away.
 
 import array
 import errno
-import fcntl
 import os
 import resource
 import select
 import signal
 import socket
-import struct
 import sys
-import termios
 import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.spec import Spec
+from elsewhere import __version__
+from elsewhere.sandbox import processes, spawning, wire
+from elsewhere.sandbox.processes import MARK, kill_quietly
+from elsewhere.sandbox.spec import PROTOCOL, Spec
 
-__all__ = ["Keeper", "descendants", "kill_quietly", "reap_all", "seal_imports"]
+__all__ = ["Keeper", "seal_imports"]
 
 # `socket.send_fds` and `os.wait4` import these when they are first called, which would be too late.
 _LOADED_AHEAD = (array, resource)
 
 _SEALED: list[object] = []
 _GRACE_S = 2.0
-_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
-_RESET = [number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)]
-MARK = "ELSEWHERE_COMMAND"
+_ANSWER_S = 5.0
+_PACKET = 32 * 1024
+_LONGEST_COMMAND_LINE = 1024
 
 
 def seal_imports() -> None:
@@ -59,9 +75,11 @@ def seal_imports() -> None:
 class _Command:
     pid: int
     mark: str
+    request: str
     channel: socket.socket
     deadline: float | None
     ends_sandbox: bool
+    detached: bool
     reason: str = ""
     killed: bool = False
 
@@ -72,10 +90,17 @@ class Keeper:
         descendants are looked up one by one."""
         self._control = control
         self._alone = alone
+        self._stays = False
+        self._listener: socket.socket | None = None
+        self._peers: dict[int, socket.socket] = {}
+        self._journal = -1
+        self._memory = -1
         self._commands: dict[int, _Command] = {}
         self._by_channel: dict[int, _Command] = {}
         self._held: list[int] = []
         self._count = 0
+        self._expires: float | None = None
+        self._closing: float | None = None
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken = woken
@@ -94,7 +119,7 @@ class Keeper:
             spec = Spec(["true"], {"PATH": os.defpath}, "/", timeout=1.0)
             wire.send(ours, ("spawn", spec.packed()), [far.fileno(), self._null, self._null, self._null])
             message, fds = wire.receive(theirs)
-            self._spawn(Spec(**message[1]), fds)
+            self._spawn(Spec.unpacked(message[1]), fds)
             while self._commands:
                 self._round()
 
@@ -112,40 +137,111 @@ class Keeper:
             if fd == self._woken:
                 os.read(self._woken, 4096)
             elif fd == self._control.fileno():
-                self._order()
-            else:
+                self._owner_speaks()
+            elif self._listener is not None and fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._peers:
+                self._peer_speaks(self._peers[fd])
+            elif fd in self._by_channel:
                 self._word(self._by_channel[fd])
         self._reap()
         self._enforce_deadlines()
 
     def _patience(self) -> int | None:
-        deadlines = [command.deadline for command in self._commands.values() if command.deadline is not None]
-        if not deadlines:
+        deadlines = [command.deadline for command in self._commands.values()]
+        known = [deadline for deadline in (*deadlines, self._expires, self._closing) if deadline is not None]
+        if not known:
             return None
-        return min(max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1), 1 << 30)  # poll takes no more than an int
+        return min(max(0, int((min(known) - time.monotonic()) * 1000) + 1), 1 << 30)  # poll takes no more than an int
 
     # -- orders ---------------------------------------------------------------------------------------------------------------
 
-    def _order(self) -> None:
+    def _owner_speaks(self) -> None:
         try:
             message, fds = wire.receive(self._control)
         except (EOFError, OSError):
-            self._finish(0)
-        if message[0] == "spawn":
-            self._spawn(Spec(**message[1]), fds)
-        elif message[0] == "hold":
-            self._held += fds  # the lock of the sandbox's directory, for as long as we live
+            if not self._stays:
+                self._end_all("cancelled")
+                self._finish(0)
+            self._poll.unregister(self._control.fileno())
+            return
+        if message[0] == "hold":
+            self._hold(fds)
+        elif message[0] == "stay":
+            self._stays = True
+            self._expires = None if message[1] is None else time.monotonic() + message[1]
+            self._memory = fds[0] if fds else -1
         elif message[0] == "rehearse":
             self.rehearse()
-        elif message[0] == "finish":
-            self._finish(0)
+        else:
+            self._order(self._control, message, fds)
+
+    def _hold(self, fds: list[int]) -> None:
+        """The lock of the sandbox's directory for as long as we live, and how others find us. Whoever listens is who the other
+        side sees as its peer: so it has to be us."""
+        lock, listener, self._journal = fds
+        self._held.append(lock)
+        self._listener = socket.socket(fileno=listener)
+        self._listener.listen(64)
+        self._poll.register(listener, select.POLLIN)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:
+            return  # gone again
+        peer.settimeout(_ANSWER_S)  # one who does not take an answer must not keep the others waiting
+        self._peers[peer.fileno()] = peer
+        self._poll.register(peer.fileno(), select.POLLIN)
+
+    def _peer_speaks(self, peer: socket.socket) -> None:
+        try:
+            message, fds = wire.receive(peer)
+            self._order(peer, message, fds)
+        except (EOFError, OSError, TypeError, ValueError, LookupError):  # gone, or of a version that we do not understand
+            self._poll.unregister(peer.fileno())
+            del self._peers[peer.fileno()]
+            peer.close()
+
+    def _order(self, peer: socket.socket, message: tuple[Any, ...], fds: list[int]) -> None:
+        word = message[0]
+        if word == "spawn":
+            self._spawn(Spec.unpacked(message[1]), fds)
+        elif word == "hello":
+            peer.send(f"keeper {__version__} {PROTOCOL}".encode())
+        elif word == "processes":
+            self._tell_processes(peer)
+        elif word in ("kill", "cancel"):
+            peer.send(self._kill_one(*message[1:]) if word == "kill" else self._cancel(message[1]))
+        elif word == "expire":
+            self._expires = None if message[1] is None else time.monotonic() + message[1]
+            peer.send(b"done")
+        elif word == "root":
+            self._hand_out(peer, word, os.open("/", os.O_PATH | os.O_CLOEXEC))
+        elif word == "memory":
+            self._hand_out(peer, word, os.dup(self._memory) if self._memory >= 0 else -1)
+        elif word == "finish":
+            peer.send(b"done")
+            self._close("killed", message[1])
+        else:
+            peer.send(b"refused %d" % errno.ENOSYS)
+
+    def _hand_out(self, peer: socket.socket, word: str, fd: int) -> None:
+        if fd < 0:
+            peer.send(b"refused %d" % errno.ENOENT)
+            return
+        try:
+            socket.send_fds(peer, [word.encode()], [fd])
+        finally:
+            os.close(fd)
 
     def _spawn(self, spec: Spec, fds: list[int]) -> None:
         channel = socket.socket(fileno=fds.pop(0))
         self._count += 1
-        mark = str(self._count)
+        mark = spec.request or str(self._count)
         environment = {**spec.environment, MARK: mark}
-        terminal = -1
+        master, name = -1, None
         try:
             try:
                 os.chdir(spec.directory)
@@ -154,13 +250,11 @@ class Keeper:
                 return
             os.umask(spec.umask)
             try:
+                if self._closing is not None:
+                    raise OSError(errno.ESHUTDOWN, "the sandbox is ending")
                 if spec.terminal is not None:
-                    terminal, name = _terminal(*spec.terminal)
-                    actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
-                    actions.append((os.POSIX_SPAWN_DUP2, fds[0] if fds else 0, 2))
-                else:
-                    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
-                pid = _start(spec.argv, environment, actions)
+                    master, name = spawning.terminal(*spec.terminal)
+                pid = spawning.start(spec.argv, environment, fds, name)
             except OSError as error:  # of the program, or of its terminal
                 missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
                 _say(channel, f"refused {error.errno} {127 if missing else 126}")
@@ -168,18 +262,19 @@ class Keeper:
             except ValueError:  # what no program can be given
                 _say(channel, f"refused {errno.EINVAL} 126")
                 return
-            if terminal >= 0:
-                socket.send_fds(channel, [b"terminal"], [terminal])
+            self._write_down(f"began {mark} {pid} {time.time():.6f}", spec.request)
+            if master >= 0:
+                socket.send_fds(channel, [b"terminal"], [master])
             _say(channel, f"started {pid}")
             deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
-            command = _Command(pid, mark, channel, deadline, spec.ends_sandbox)
+            command = _Command(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached)
             self._commands[pid] = command
             self._by_channel[channel.fileno()] = command
             self._poll.register(channel.fileno(), select.POLLIN)
             channel = None  # type: ignore[assignment]  # it is the command's now
         finally:
             os.chdir("/")
-            for fd in (*fds, terminal):
+            for fd in (*fds, master):
                 if fd >= 0:
                     os.close(fd)
             if channel is not None:
@@ -201,8 +296,53 @@ class Keeper:
         elif not data:
             self._poll.unregister(command.channel.fileno())
             del self._by_channel[command.channel.fileno()]
-            command.reason = command.reason or "cancelled"
-            self._kill(command, signal.SIGKILL)
+            if not command.detached:
+                command.reason = command.reason or "cancelled"
+                self._kill(command, signal.SIGKILL)
+
+    def _tell_processes(self, peer: socket.socket) -> None:
+        """PID PARENT STATE TICKS STARTED RSS_KIB REQUEST COMMAND_LINE, the last one in hexadecimal digits."""
+        lines: list[str] = []
+        found = processes.everything()
+        mine = set(found) if self._alone else {os.getpid(), *processes.descendants(os.getpid())}
+        for pid in sorted(mine & set(found)):
+            process = found[pid]
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                    line = stream.read(_LONGEST_COMMAND_LINE)
+            except OSError:
+                continue
+            if pid != os.getpid():
+                mark = processes.mark_of(pid)
+                words = (pid, process.parent, process.state, process.ticks, process.started, process.rss_kib)
+                lines.append(f"{' '.join(map(str, words))} {_word_only(mark) or '-'} {line.hex() or '-'}")
+        packet = ""
+        for line_ in lines:
+            if len(packet) + len(line_) > _PACKET:
+                peer.send(packet.encode())
+                packet = ""
+            packet += line_ + "\n"
+        if packet:
+            peer.send(packet.encode())
+        peer.send(b".")
+
+    def _kill_one(self, pid: int, number: int) -> bytes:
+        mine = pid > 1 if self._alone else pid in processes.descendants(os.getpid())
+        try:
+            if not mine:
+                raise ProcessLookupError(errno.ESRCH, "not a process of this sandbox")
+            os.kill(pid, number)
+        except OSError as error:
+            return b"refused %d" % (error.errno or 0)
+        return b"done"
+
+    def _cancel(self, request: str) -> bytes:
+        for command in self._commands.values():
+            if command.request == request:
+                command.reason = command.reason or "cancelled"
+                self._terminate(command)
+                return b"done"
+        return b"refused %d" % errno.ESRCH
 
     # -- ends -----------------------------------------------------------------------------------------------------------------
 
@@ -225,54 +365,86 @@ class Keeper:
         if command.reason:
             # It was told to go: whatever of its tree did not listen goes now.
             self._kill(command, signal.SIGKILL)
-        _say(command.channel, f"end {code} {number} {reason} {usage.ru_utime:.6f} {usage.ru_stime:.6f} {usage.ru_maxrss}")
+        said = f"{code} {number} {reason} {usage.ru_utime:.6f} {usage.ru_stime:.6f} {usage.ru_maxrss}"
+        self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
+        _say(command.channel, f"end {said}")
         if self._by_channel.pop(command.channel.fileno(), None) is not None:
             self._poll.unregister(command.channel.fileno())
         command.channel.close()
         if command.ends_sandbox:
+            self._end_all("killed")
             self._finish(0)
+
+    def _write_down(self, line: str, request: str) -> None:
+        """What nobody asked for by name (a rehearsal) is nobody's request. A full disk loses the line, not the sandbox."""
+        if request and self._journal >= 0:
+            try:
+                os.write(self._journal, line.encode() + b"\n")
+            except OSError:
+                pass
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
+        if self._expires is not None and now >= self._expires:
+            self._expires = None
+            self._close("expired", _GRACE_S)
         for command in list(self._commands.values()):
             if command.deadline is not None and now >= command.deadline:
                 command.reason = command.reason or "timeout"
-                self._kill(command, signal.SIGKILL if command.killed else signal.SIGTERM)
-                command.killed = True
-                command.deadline = now + _GRACE_S
+                self._terminate(command)
+        if self._closing is not None and (now >= self._closing or not self._commands):
+            self._end_all("killed")
+            self._finish(0)
+
+    def _close(self, reason: str, grace: float) -> None:
+        """The sandbox is to end: everybody is asked to, and has `grace` seconds for it."""
+        for command in self._commands.values():
+            command.reason = command.reason or reason
+        if self._commands and grace > 0:
+            self._signal_everybody(signal.SIGTERM)
+        self._closing = time.monotonic() + (grace if self._commands else 0.0)
+
+    def _end_all(self, reason: str) -> None:
+        """What still runs ends with us, and that is how its end reads."""
+        for command in self._commands.values():
+            said = f"137 9 {command.reason or reason} 0 0 0"
+            self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
+            _say(command.channel, f"end {said}")
+
+    def _terminate(self, command: _Command) -> None:
+        """TERM at first, KILL when asked again, which happens by itself after the grace."""
+        self._kill(command, signal.SIGKILL if command.killed else signal.SIGTERM)
+        command.killed = True
+        command.deadline = time.monotonic() + _GRACE_S
 
     def _kill(self, command: _Command, number: int) -> None:
         if command.ends_sandbox and self._alone:
             kill_quietly(-1, number)
             return
-        for pid in self._tree(command):
+        found = processes.everything()
+        wanted = processes.tree_of(command.pid, found)
+        if self._alone:
+            wanted |= {pid for pid in found if pid not in wanted and processes.mark_of(pid) == command.mark}
+        for pid in wanted - {os.getpid()}:
             kill_quietly(pid, number)
 
-    def _tree(self, command: _Command) -> list[int]:
-        """The command's process and whatever it left behind: its descendants, its session, and who carries its mark."""
-        processes = _processes()
-        wanted = {command.pid}
-        grown = True
-        while grown:
-            grown = False
-            for pid, (parent, session) in processes.items():
-                if pid not in wanted and (parent in wanted or session == command.pid):
-                    wanted.add(pid)
-                    grown = True
-        needle = f"\0{MARK}={command.mark}\0".encode()
-        wanted |= {pid for pid in processes if pid not in wanted and self._alone and needle in b"\0" + _environment(pid)}
-        return [pid for pid in wanted if pid != os.getpid()]
+    def _signal_everybody(self, number: int) -> None:
+        if self._alone:
+            kill_quietly(-1, number)
+            return
+        for pid in processes.descendants(os.getpid()):
+            kill_quietly(pid, number)
 
     def _finish(self, code: int) -> NoReturn:
         """The kernel ends everything in a process namespace with its pid 1; elsewhere we have to look."""
         if not self._alone:
             for _ in range(50):
-                mine = descendants(os.getpid())
+                mine = processes.descendants(os.getpid())
                 if not mine:
                     break
                 for pid in mine:
                     kill_quietly(pid, signal.SIGKILL)
-                reap_all()
+                processes.reap_all()
                 time.sleep(0.002)
         os._exit(code)
 
@@ -284,81 +456,6 @@ def _say(channel: socket.socket, words: str) -> None:
         pass  # nobody listens any more
 
 
-def _terminal(rows: int, columns: int) -> tuple[int, str]:
-    """A new terminal of the sandbox's own: the master's descriptor and the name of its other side."""
-    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-    number = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, struct.pack("i", 0)))[0]
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    return master, f"/dev/pts/{number}"
-
-
-def _start(argv: list[str], environment: dict[str, str], actions: list[Any]) -> int:
-    """Like execvp, with the search path of the command's own environment; a script without `#!` goes to the shell."""
-    name = argv[0]
-    places = [name] if "/" in name else [f"{place or '.'}/{name}" for place in environment.get("PATH", "").split(":")]
-    refusal = OSError(errno.ENOENT, "not found")
-    for path in filter(os.path.lexists, places):  # looking costs a fraction of a failed start
-        try:
-            return _spawn(path, argv, environment, actions)
-        except OSError as error:
-            if error.errno == errno.ENOEXEC:
-                return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], environment, actions)
-            if error.errno == errno.ENOENT:
-                error = OSError(errno.EACCES, "the program that should run it is missing")
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                refusal = error
-    raise refusal
-
-
-def _spawn(path: str, argv: list[str], environment: dict[str, str], actions: list[Any]) -> int:
-    # A session of its own: no terminal of the host can be its controlling terminal, and one of ours becomes it when opened.
-    return os.posix_spawn(path, argv, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET)
-
-
-def kill_quietly(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass  # gone already, which is what was wanted
-
-
-def _processes() -> dict[int, tuple[int, int]]:
-    """Parent and session of every process in sight."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stream:
-                    words = stream.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            found[int(name)] = (int(words[1]), int(words[3]))
-    return found
-
-
-def descendants(ancestor: int) -> list[int]:
-    processes = _processes()
-    found = {ancestor}
-    grown = True
-    while grown:
-        more = {pid for pid, (parent, _) in processes.items() if parent in found} - found
-        found |= more
-        grown = bool(more)
-    return sorted(found - {ancestor})
-
-
-def reap_all() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as stream:
-            return stream.read()
-    except OSError:
-        return b""
+def _word_only(text: str) -> str:
+    """A mark is a variable that the command may have changed: it must not look like more than one word."""
+    return "".join(letter for letter in text[:64] if letter.isascii() and (letter.isalnum() or letter in "-_"))

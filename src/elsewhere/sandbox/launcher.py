@@ -9,10 +9,12 @@ arguments and descriptors, and a fork of the launcher, which has everything load
 
     connection        first packet
     command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
-    engine            ("create", …) | ("settle", id) | ("remove", id) | ("stop",), any number; see `engine.py`
+    engine            ("create", …) | ("start", id) | ("settle", id) | ("remove", id) | ("sweep",) | ("stop",), any number;
+                      see `engine.py`
 
-A sandbox belongs to the connection that made it until it is settled or removed; when the connection ends before, its owner has
-died, and what it left is cleared up here. Single-threaded on purpose: it forks.
+A sandbox that does not live on its own belongs to the connection that made it until it is settled or removed; when the connection
+ends before, its owner has died, and what it left is cleared up here. One that lives on its own is nobody's: its keeper has all it
+needs, and whoever finds it in its directory talks to it there. Single-threaded on purpose: it forks.
 """
 
 import contextlib
@@ -27,28 +29,19 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import creation, forking, record, wire
-from elsewhere.sandbox.forking import leave_the_launcher
+from elsewhere.sandbox import creation, forking, fronts, record, sweeper, truth, wire
+from elsewhere.sandbox.fronts import Front
 from elsewhere.sandbox.nursery import Nursery
+from elsewhere.sandbox.registry import Registry
 from elsewhere.sandbox.stock import Stock
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
-__all__ = ["Front", "Launcher", "serve"]
-
-
-class Front(Protocol):
-    """The command line, which this floor does not know."""
-
-    def rehearse(self) -> None:
-        """Do what every command line does, without effect."""
-
-    def serve(self, argv: list[str], client: socket.socket) -> int:
-        """One command line, on the descriptors, in the directory and with the environment of this process: its exit code."""
+__all__ = ["Launcher", "serve"]
 
 
 _IDLE_S = 300.0
@@ -90,12 +83,14 @@ class Launcher:
         self._connections: dict[int, _Connection] = {}
         self._keepers: dict[int, _Keeper] = {}
         self._by_sandbox: dict[str, _Keeper] = {}
-        self._nursery = Nursery(state.path, lambda orders: _wait_as_front(orders, front))
+        self._nursery = Nursery(state.path, lambda orders: fronts.wait(orders, front))
         self._stock = Stock(state, self._nursery)
         self._fronts: list[socket.socket] = []
-        self._sweeper = _start_sweeper(state, listener)
+        self._sweeper = sweeper.start(state)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._climber = creation.Climber()
+        self._registry = Registry(state)
+        self._unregistered: list[record.Record] = []
         self._poll = select.poll()
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken = woken
@@ -125,6 +120,7 @@ class Launcher:
                 self._stock.work()
             elif len(self._fronts) < _FRONTS:
                 self._add_front()
+            self._register()
             now = time.monotonic()
             if busy:
                 self._quiet_since = now
@@ -199,6 +195,11 @@ class Launcher:
         kind = message[0]
         if kind == "create":
             return self._create(connection, message[1])
+        if kind == "start":
+            return self._start(message[1]), []
+        if kind == "sweep":
+            self._sweep()
+            return ("done",), []
         if kind in ("settle", "remove"):
             return self._end(connection, message[1], remove=kind == "remove"), []
         if kind == "stop":
@@ -210,14 +211,39 @@ class Launcher:
 
     def _create(self, connection: _Connection, request: dict[str, Any]) -> tuple[object, list[int]]:
         self._check_mounts()
-        made = creation.create(self._state, creation.Request(**request), self._climber, self._stock)
+        order = creation.Order(**request)
+        made = creation.create(self._state, order, self._climber, self._stock)
+        self._enter(made.record)
+        if order.lives:
+            return self._let_go(made), []
         keeper = _Keeper(made.record.id, made.raised.keeper_pid, made.raised.mount_namespace)
         self._keepers[made.raised.final_pid] = self._by_sandbox[made.record.id] = keeper
-        connection.owned[made.record.id] = request["abandoned"]
+        connection.owned[made.record.id] = order.abandoned
         fds = [made.raised.control.detach()]
         if made.raised.memory_fd >= 0:
             fds.append(made.raised.memory_fd)
-        return ("created", made.record.fields(), made.raised.project_path), fds
+        return ("created", made.record.fields()), fds
+
+    def _enter(self, made: record.Record) -> None:
+        """Into the registry, in a moment: nobody has to wait for that, since whoever lists looks at the directories first."""
+        self._unregistered.append(made)
+
+    def _register(self) -> None:
+        for made in self._unregistered:
+            try:
+                self._registry.put(truth.row_of(self._state, made))
+            except ElsewhereError as error:
+                print(f"{made.id} is not in the registry: {error.message}", file=sys.stderr, flush=True)
+        self._unregistered.clear()
+
+    def _start(self, sandbox_id: str) -> object:
+        self._check_mounts()
+        return self._let_go(creation.start(self._state, sandbox_id, self._climber, self._stock))
+
+    def _let_go(self, made: creation.Made) -> object:
+        """It lives on its own: nothing of it stays with us, not even its mounts, which are to end with it."""
+        made.raised.discard()
+        return ("created", made.record.fields())
 
     def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
         """Answered when nothing of the sandbox runs any more, which may be later."""
@@ -277,8 +303,11 @@ class Launcher:
         try:
             fds = [mount_namespace] if mount_namespace >= 0 else []
             wire.send(self._sweeper, ("sweep",), fds)
-        except OSError:
+        except BlockingIOError:
             pass  # it has enough to do, and will see the rest of the trash as well
+        except OSError:  # it was killed; another one looks around as soon as it starts
+            self._sweeper.close()
+            self._sweeper = sweeper.start(self._state)
         finally:
             _close(mount_namespace)
 
@@ -337,77 +366,9 @@ def _plain(detail: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _wait_as_front(orders: socket.socket, front: Front) -> NoReturn:
-    code = 125
-    with contextlib.suppress(Exception):
-        front.rehearse()  # what is wrong here is told when it is done in earnest
-    try:
-        message, (client_fd, *fds) = wire.receive(orders)
-    except BaseException:
-        os._exit(0)  # nobody needs us any more
-    client = socket.socket(fileno=client_fd)
-    try:
-        _, argv, directory, environment, umask = message
-        for number, fd in enumerate(fds):
-            os.dup2(fd, number)
-        for fd in fds:
-            os.close(fd)
-        os.umask(umask)
-        os.environ.clear()
-        os.environ.update(environment)
-        for number, mode in enumerate("rww"):
-            lines = 1 if number == 2 else -1  # remarks come at once, between what the command says
-            stream = open(number, mode, lines, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
-        os.chdir(directory)
-        code = front.serve(argv, client)
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 125
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        with contextlib.suppress(OSError):
-            client.send(b"exit %d" % code)
-        os._exit(code & 0xFF)
-
-
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-
-
-def _start_sweeper(state: State, listener: socket.socket) -> socket.socket:
-    """A process that empties the trash whenever it is told to, so that nobody waits for it; it ends with us."""
-    ours, theirs = wire.pair()
-    ours.setblocking(False)
-    pid = os.fork()
-    if pid:
-        theirs.close()
-        return ours
-    listener.close()
-    leave_the_launcher([theirs.fileno()])
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    wanted = True
-    while wanted:
-        try:
-            if trash.empty(state.room("trash")):
-                time.sleep(0.2)  # something is still held by a sandbox that is going
-                trash.empty(state.room("trash"))
-        except OSError as error:
-            print(f"the trash could not be emptied: {error}", file=sys.stderr, flush=True)
-        try:
-            _, fds = wire.receive(theirs)
-            for fd in fds:
-                os.close(fd)
-        except (EOFError, OSError):
-            wanted = False
-    with contextlib.suppress(OSError):
-        trash.empty(state.room("trash"))
-    os._exit(0)
 
 
 def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:

@@ -1,45 +1,61 @@
-"""A running sandbox as its owner has it: the way to its keeper, its record, and the end."""
+"""A running sandbox as whoever works in it has it: the way to its keeper, its record, its environment.
+
+Two kinds. One that was made for a single piece of work belongs to whoever made it and ends with them, by `settle` (the directory
+stays) or `remove` (it goes). One that lives on its own is entered by anybody who finds it; its end is in `ending.py`.
+"""
 
 import contextlib
 import errno
 import os
-import shutil
 import socket
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
-from elsewhere.errors import Broken, UsageError
-from elsewhere.meeting import home_directory
-from elsewhere.sandbox import contents, environment, record, rungs
+from elsewhere.errors import Broken, Refused, UsageError
+from elsewhere.sandbox import contents, environment, line, record, rungs, truth
 from elsewhere.sandbox.engine import Engine
 from elsewhere.sandbox.environment import Environment
 from elsewhere.sandbox.identity import Identity
-from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
 from elsewhere.sandbox.spec import Spec
 from elsewhere.settings import Settings
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
-__all__ = ["Live", "create"]
+__all__ = ["Live", "create", "enter"]
 
 
 class Live:
-    """Made by `create`, alive until `settle` (the directory stays) or `remove` (it goes)."""
-
-    def __init__(self, engine: Engine, made: Record, control: socket.socket, project_path: str, memory_fd: int) -> None:
+    def __init__(self, engine: Engine, found: Record, control: socket.socket, *, owned: bool, memory_fd: int = -1) -> None:
         self.engine = engine
-        self.id = made.id
+        self.id = found.id
         self.control = control
-        self.project_path = project_path
-        self.record = made
+        self.record = found
+        self.owned = owned
         self._memory_fd = memory_fd
         self._open = True
 
     @property
     def state(self) -> State:
         return self.engine.state
+
+    @property
+    def directory(self) -> str:
+        return self.state.sandbox(self.id)
+
+    @property
+    def project_path(self) -> str:
+        """Where the project is inside: at the same path, unless it had to be copied."""
+        return contents.project_path(self.state, self.record)
+
+    def line(self) -> line.Line:
+        """A line of its own to the keeper: answers to one question must not meet those to another."""
+        found = line.connect(self.directory)
+        if found is None:
+            raise Broken("sandbox_gone", f"the sandbox {self.id!r} is not running any more", hint=f"elsewhere start {self.id}")
+        return found
 
     def spec(
         self,
@@ -51,6 +67,8 @@ class Live:
         caller: Mapping[str, str] | None = None,
         timeout: float | None = None,
         ends_sandbox: bool = False,
+        detached: bool = False,
+        request: str = "",
     ) -> Spec:
         """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
         chosen = self._environment(asked, settings, directory, caller=os.environ if caller is None else caller)
@@ -60,7 +78,16 @@ class Live:
                 raise UsageError(
                     "nul_byte", f"{word!r} contains a NUL byte", hint="no argument, directory or variable can have one"
                 )
-        return Spec(argv, chosen.variables, self._inside(directory), umask=_umask(), timeout=timeout, ends_sandbox=ends_sandbox)
+        return Spec(
+            argv,
+            chosen.variables,
+            self._inside(directory),
+            request=request,
+            umask=_umask(),
+            timeout=timeout,
+            ends_sandbox=ends_sandbox,
+            detached=detached,
+        )
 
     def _environment(
         self,
@@ -88,32 +115,44 @@ class Live:
             "PWD": self._inside(directory),
         }
         if rungs.named(self.record.mechanism).copy:
-            identity["TMPDIR"] = os.path.join(self.state.sandbox(self.id), "tmp")
+            identity["TMPDIR"] = os.path.join(self.directory, "tmp")
         return environment.compose(caller, asked=asked, passed=passed, identity=identity)
 
     def _inside(self, directory: str) -> str:
-        """Where a directory of reality is in here: at the same path, unless the project had to be copied."""
+        """Where a directory of reality is in here."""
         if self.project_path != self.record.project:
             relative = os.path.relpath(directory, self.record.project)
             return self.project_path if relative.startswith("..") else os.path.normpath(os.path.join(self.project_path, relative))
         return directory
 
     def changes(self) -> Changes:
-        return contents.changes_of(self.state, self.record, self._memory_fd)
+        return contents.changes_of(self.state, self.record, self._memory())
+
+    def _memory(self) -> int:
+        """Layers that live in memory can be read for as long as somebody holds them."""
+        if self._memory_fd < 0 and not self.owned and rungs.named(self.record.mechanism).memory:
+            with self.line() as keeper:
+                found = keeper.memory()
+            self._memory_fd = -1 if found is None else found
+        return self._memory_fd
+
+    def close(self) -> None:
+        """Let go of it; what lives on its own lives on."""
+        self.control.close()
+        self._close_memory()
+
+    # -- the end of one that is owned -------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """End everything that runs and keep the directory."""
         self._end("settle")
         if self._memory_fd >= 0:
             # Only now: nothing that still runs may change what is being read.
-            saving.save_layers(f"/proc/self/fd/{self._memory_fd}/upper", os.path.join(self.state.sandbox(self.id), "upper"))
+            saving.save_layers(f"/proc/self/fd/{self._memory_fd}/upper", os.path.join(self.directory, "upper"))
             self._close_memory()
-        for layer in self.record.layers:
-            # Left by overlay as a warning that nothing was synced; it would refuse the next mount.
-            shutil.rmtree(f"{self.state.sandbox(self.id)}/work/{layer['number']}/work/incompat", ignore_errors=True)
         self.record.state, self.record.ended_at = "stopped", wall()
         try:
-            record.save(self.record, self.state.sandbox(self.id))
+            record.save(self.record, self.directory)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -128,6 +167,7 @@ class Live:
             self.record.state = "removed"
 
     def _end(self, how: str) -> None:
+        assert self.owned
         self._open = False
         try:
             self.engine.ask(how, self.id)
@@ -146,26 +186,47 @@ class Live:
             self._memory_fd = -1
 
 
-def create(
-    state: State,
-    project: Project,
-    *,
-    base: str = "live",
-    story: str = "run",
-    abandoned: str = "discard",
-) -> Live:
+def create(state: State, order: dict[str, Any]) -> Live:
+    """A new sandbox, as a `creation.Order` says."""
     engine = Engine.shared(state)
-    request = {
-        "project": project.path,
-        "git": project.git,
-        "head": project.head,
-        "home": home_directory(),
-        "base": base,
-        "story": story,
-        "abandoned": abandoned,
-    }
-    (_, made, project_path), fds = engine.ask("create", request)
-    return Live(engine, Record(**made), socket.socket(fileno=fds[0]), project_path, fds[1] if len(fds) > 1 else -1)
+    (_, made), fds = engine.ask("create", order)
+    found = Record(**made)
+    if order.get("lives"):
+        return _entered(engine, found)
+    return Live(engine, found, socket.socket(fileno=fds[0]), owned=True, memory_fd=fds[1] if len(fds) > 1 else -1)
+
+
+def enter(state: State, sandbox_id: str) -> Live:
+    """One that is there; started, if it is only directories."""
+    engine = Engine.shared(state)
+    reached = line.connect(state.sandbox(sandbox_id))
+    if reached is not None:
+        return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
+    with record.exclusive(state, sandbox_id) as found:
+        if found.state != "running":
+            if found.expires_at is not None and found.expires_at <= wall():
+                raise Refused(
+                    "sandbox_expired",
+                    f"the time of the sandbox {sandbox_id!r} is over",
+                    hint=f"elsewhere extend {sandbox_id} 1h",
+                )
+            truth.end_earlier_life(state, sandbox_id)
+            (_, started), _ = engine.ask("start", sandbox_id)
+            return _entered(engine, Record(**started))
+        return _entered(engine, found)
+
+
+def _entered(engine: Engine, found: Record) -> Live:
+    reached = line.connect(engine.state.sandbox(found.id))
+    if reached is None:
+        raise Broken("sandbox_gone", f"the keeper of {found.id!r} does not answer", hint=f"elsewhere stop {found.id}")
+    return Live(engine, found, _patient(reached.sock), owned=False)
+
+
+def _patient(sock: socket.socket) -> socket.socket:
+    """For starting commands: the answers come on channels of their own."""
+    sock.settimeout(None)
+    return sock
 
 
 def _umask() -> int:
@@ -174,5 +235,5 @@ def _umask() -> int:
         contextlib.suppress(OSError, StopIteration),
         open("/proc/self/status", encoding="ascii", errors="replace") as status,
     ):
-        return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
+        return int(next(line_.split()[1] for line_ in status if line_.startswith("Umask:")), 8)
     return 0o022

@@ -10,17 +10,20 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from elsewhere.changes import redirects
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import landlock, seccomp
-from elsewhere.sandbox import builder, hidden, record, seeds, view, wire
+from elsewhere.linux.mounts import Cover
+from elsewhere.paths import is_within
+from elsewhere.sandbox import builder, hidden, line, record, seeds, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed
 from elsewhere.sandbox.fuse import Fuse
-from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.journal import Journal
 from elsewhere.sandbox.rungs import Mechanism
-from elsewhere.sandbox.view import Host, View
-from elsewhere.storage import copying
+from elsewhere.sandbox.view import Base, Layer, Subject, View
+from elsewhere.storage import copying, trash
 from elsewhere.storage.state import State
 
 __all__ = ["Raised", "Raising", "begin", "draw", "make_directories", "raise_sandbox", "take_after", "unavailable"]
@@ -92,41 +95,42 @@ class Raising:
 BlankSource = Callable[[Mechanism], Blank]
 
 
-def raise_sandbox(mechanism: Mechanism, host: Host, project: Project, state: State, directory: str, take: BlankSource) -> Raised:
-    """Fill the new directory and bring the sandbox up in it by one mechanism. BuildFailed: this rung does not stand here."""
+def raise_sandbox(mechanism: Mechanism, subject: Subject, state: State, directory: str, take: BlankSource) -> Raised:
+    """Fill the directory, as far as it is not filled already, and bring the sandbox up in it by one mechanism. BuildFailed: this
+    rung does not stand here."""
     if mechanism.copy:
         try:
-            return _copied(mechanism, host, project, directory)
+            return _copied(mechanism, subject, directory)
         except OSError as error:
             raise _as_build_failure(error) from error
     try:
-        drawn = draw(mechanism, host, project)
+        drawn = draw(mechanism, subject)
     except OSError as error:
         raise _as_build_failure(error) from error
-    return begin(mechanism, drawn, project, state, directory, take).finish()
+    return begin(mechanism, drawn, subject, state, directory, take).finish()
 
 
-def draw(mechanism: Mechanism, host: Host, project: Project) -> View:
+def draw(mechanism: Mechanism, subject: Subject) -> View:
     """The view of a project as this rung can show it."""
     return view.draw(
-        host,
-        project,
+        subject,
         whole_machine=mechanism.whole_machine,
         redirects=not mechanism.memory,
         overlay=not mechanism.fuse,
     )
 
 
-def begin(mechanism: Mechanism, drawn: View, project: Project, state: State, directory: str, take: BlankSource) -> Raising:
+def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, directory: str, take: BlankSource) -> Raising:
     """Everything but waiting for the builder."""
     try:
-        make_directories(drawn, directory, mechanism)
+        make_directories(drawn, subject.base, directory, mechanism)
+        drawn = _covering_what_moved(drawn, directory, mechanism)
         blank = _fuse_blank(drawn, state, directory) if mechanism.fuse else take(mechanism)
     except OSError as error:
         raise _as_build_failure(error) from error
     try:
         blank.ready()
-        _hold_lock(directory, blank.control)
+        _settle_in(directory, blank.control)
         blank.order(drawn.plan, directory, memory=mechanism.memory)
     except BuildFailed as failure:
         blank.discard()
@@ -135,16 +139,20 @@ def begin(mechanism: Mechanism, drawn: View, project: Project, state: State, dir
     except OSError as error:
         blank.discard()
         raise BuildFailed("builder", error.errno or 0, f"the builder is gone ({error.strerror})") from error
-    return Raising(mechanism, directory, blank, drawn, project.path)
+    return Raising(mechanism, directory, blank, drawn, subject.project.path)
 
 
-def _hold_lock(directory: str, control: socket.socket) -> None:
-    """The keeper holds the lock from here on, for as long as it lives."""
-    lock = record.hold_lock(directory)
+def _settle_in(directory: str, control: socket.socket) -> None:
+    """The keeper gets what makes the directory its own, for as long as it lives: the lock, a socket, the journal."""
+    fds = [record.hold_lock(directory)]
     try:
-        wire.send(control, ("hold",), [lock])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            line.bind(listener, directory)
+            fds.append(Journal(directory).open())
+            wire.send(control, ("hold",), [fds[0], listener.fileno(), fds[1]])
     finally:
-        os.close(lock)
+        for fd in fds:
+            os.close(fd)
 
 
 def _as_build_failure(error: OSError) -> BuildFailed:
@@ -170,27 +178,58 @@ def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
     return builder.blank(drawn.plan.standing, state.path, whole_machine=False, filter_program=seccomp.program(), fuse=fuse)
 
 
-def make_directories(drawn: View, directory: str, mechanism: Mechanism) -> None:
-    """Upper, work and private places. An upper's root gives the mount its owner and mode, so both come from what lies below."""
+def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechanism) -> None:
+    """Upper, work and private places, where they are missing. An upper's root gives the mount its owner and mode, so both come
+    from what lies below."""
     for room in ("upper", "work"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.join(directory, room), 0o711)
     shift = mechanism.shift
+    fresh: dict[str, str] = {}
     for layer in drawn.layers:
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
-            take_after(layer.lower, upper, mechanism)
+            fresh[layer.at] = upper
+            take_after(layer, upper, mechanism)
             if mechanism.whole_machine and layer.at == drawn.accounts_at:
-                seeds.sow(upper, layer.at)
+                seeds.sow_accounts(upper, layer.at, shift)
         work = f"{directory}/work/{layer.number}"
-        if _made(work) and shift:
+        if not _made(work):
+            # Overlay left a warning there that nothing was synced, and would refuse to be mounted again.
+            trash.remove_tree(f"{work}/work")
+        elif shift:
             os.chown(work, shift, shift)
+    if base.seeds and fresh:
+        seeds.sow_files(base.seeds, fresh, shift)
     for private in ("tmp", "vartmp"):
         place = os.path.join(directory, private)
         if _made(place):
             os.chmod(place, 0o1777)
             if shift:
                 os.chown(place, shift, shift)
+
+
+def _covering_what_moved(drawn: View, directory: str, mechanism: Mechanism) -> View:
+    """A directory that the sandbox renamed earlier shows what lay in it at its new place, hidden places included: these are
+    covered there, too."""
+    if not mechanism.whole_machine or mechanism.memory:
+        return drawn  # nothing else can rename a directory of reality
+    moves = [
+        (os.path.join(layer.at, to), os.path.join(layer.at, source))
+        for layer in drawn.layers
+        for to, source in redirects.moves(f"{directory}/upper/{layer.number}")
+    ]
+    if not moves:
+        return drawn
+    places = list(drawn.hidden)
+    for place in places:  # grows: what moved may have moved again with a directory around it
+        for to, source in moves:
+            moved = to + place[len(source) :]
+            if is_within(place, source) and moved not in places:
+                places.append(moved)
+    covers = [Cover(place, directory=directory_) for place in places[len(drawn.hidden) :] for directory_ in (True, False)]
+    plan = replace(drawn.plan, places=(*drawn.plan.places, *covers))
+    return replace(drawn, plan=plan, hidden=tuple(places))
 
 
 def _made(path: str) -> bool:
@@ -201,18 +240,21 @@ def _made(path: str) -> bool:
     return True
 
 
-def take_after(lower: str, upper: str, mechanism: Mechanism) -> None:
-    """An upper's root gives its mount owner, mode and times."""
-    found = os.stat(lower)
-    shift = mechanism.shift
+def take_after(layer: Layer, upper: str, mechanism: Mechanism) -> None:
+    """An upper's root gives its mount owner, mode and times. Frozen layers carry the mapped ids already."""
+    found = os.stat(layer.lower or layer.frozen[0])
+    shift = mechanism.shift if layer.lower else 0
     if os.geteuid() == 0 and (shift or found.st_uid or found.st_gid):
         os.chown(upper, shift + found.st_uid, shift + found.st_gid)
     os.chmod(upper, stat.S_IMODE(found.st_mode))
     os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) -> Raised:
+def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
     """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
+    host, project = subject.host, subject.project
+    if subject.base.layers:
+        raise BuildFailed("base", 0, "a base needs overlay; here the project is copied as it is")
     try:
         version = landlock.abi()
     except OSError as error:
@@ -220,10 +262,14 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
     if version < landlock.FIRST_WITH_TRUNCATE:
         raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
     target = os.path.join(directory, "copy")
-    copied = copying.copy_tree(project.path, target, leave_out=frozenset({host.state}))
-    places = [target]
-    os.mkdir(os.path.join(directory, "tmp"), 0o700)
-    places.append(os.path.join(directory, "tmp"))
+    if os.path.isdir(target):
+        copied = copying.Copied()
+    else:
+        # Whole or not at all: what is found under its name when the sandbox is started again must be the whole of it.
+        copied = copying.copy_tree(project.path, target + ".new", leave_out=frozenset({host.state}))
+        os.rename(target + ".new", target)
+    places = [target, os.path.join(directory, "tmp")]
+    _made(places[1])
     places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
     rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
     rules += [(path, landlock.WRITE) for path in places]
@@ -231,7 +277,7 @@ def _copied(mechanism: Mechanism, host: Host, project: Project, directory: str) 
         (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
     ]
     keeper, guardian, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
-    _hold_lock(directory, control)
+    _settle_in(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
         mechanism, directory, control, keeper, guardian, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out

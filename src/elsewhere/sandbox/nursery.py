@@ -25,11 +25,20 @@ __all__ = ["Nursery"]
 class Nursery:
     def __init__(self, state_path: str, front: Callable[[socket.socket], NoReturn]) -> None:
         """`front` is what a front does with its end; it is called in the child."""
-        self._orders, theirs = wire.pair()
+        self._state_path = state_path
+        self._front = front
+        self._orders = self._start()
+
+    def _start(self) -> socket.socket:
+        ours, theirs = wire.pair()
         if os.fork() == 0:
-            leave_the_launcher([theirs.fileno()])
-            _Nurse(theirs, state_path, front).serve()
+            try:
+                leave_the_launcher([theirs.fileno()])
+                _Nurse(theirs, self._state_path, self._front).serve()
+            finally:
+                os._exit(1)
         theirs.close()
+        return ours
 
     def blank(self, *, whole_machine: bool) -> Blank:
         blank, ends = builder.unborn()
@@ -42,8 +51,14 @@ class Nursery:
         return ours
 
     def _ask(self, order: tuple[object, ...], ends: list[socket.socket]) -> None:
+        numbers = [end.fileno() for end in ends]
         try:
-            wire.send(self._orders, order, [end.fileno() for end in ends])
+            try:
+                wire.send(self._orders, order, numbers)
+            except ConnectionError:  # it was killed: another one does the same
+                self._orders.close()
+                self._orders = self._start()
+                wire.send(self._orders, order, numbers)
         finally:
             for end in ends:
                 end.close()

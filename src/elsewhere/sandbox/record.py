@@ -3,8 +3,10 @@
 The state that it names is what was last written; whether a keeper still lives is asked of the lock beside it, which a keeper
 holds for as long as it does.
 
-    running ─► stopped ─► (removed: no directory, no record)
+    running ◄─► stopped ─► (removed: no directory, no record; or in the archive)
                    └─ keeper gone, nobody wrote: read as stopped, `lost`
+
+Whoever changes a record, starts, stops or removes a sandbox holds the lock on its directory meanwhile (`exclusive`).
 """
 
 import contextlib
@@ -12,14 +14,17 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
+from elsewhere.sandbox import rungs
+from elsewhere.sandbox.request import Caller
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Record", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save", "wait_for_end"]
+__all__ = ["Record", "exclusive", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save", "wait_for_end"]
 
 _FILE = "sandbox.json"
 
@@ -36,6 +41,14 @@ class Record:
     enforced: dict[str, Any]
     layers: list[dict[str, Any]]
     plan: list[list[str]]
+    home: str = ""
+    git: str | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    expires_at: float | None = None
+    kept: bool = False
+    asked: dict[str, Any] = field(default_factory=dict)
+    keeper: list[Any] | None = None
     environment_left_out: list[str] = field(default_factory=list)
     command: dict[str, Any] | None = None
     ended_at: float | None = None
@@ -60,15 +73,84 @@ def load(state: State, sandbox_id: str) -> Record:
         with open(path, "rb") as stream:
             document = json.load(stream)
         record = Record(**{key: value for key, value in document.items() if key in _FIELDS})
+        _check(record, sandbox_id)
     except FileNotFoundError:
-        raise NotFound("sandbox_not_found", f"there is no sandbox {sandbox_id!r}", hint="elsewhere list shows them") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise _not_found(sandbox_id) from None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise Broken(
             "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm {sandbox_id}"
         ) from error
-    if record.state == "running" and not is_alive(state, sandbox_id):
+    if record.state == "running" and not _runs(state, record):
         record.state, record.lost = "stopped", True
     return record
+
+
+def _check(record: Record, sandbox_id: str) -> None:
+    """What others rely on; a file that says otherwise was written by nobody of ours."""
+    if record.id != sandbox_id:
+        raise ValueError(f"it is of {record.id!r}")
+    rungs.named(record.mechanism)
+    expected: tuple[tuple[object, type | tuple[type, ...]], ...] = (
+        (record.created_at, (int, float)),
+        (record.project, str),
+        (record.layers, list),
+        *((value, dict) for value in (record.base, record.enforced, record.identity, record.labels)),
+    )
+    for value, kind in expected:
+        if not isinstance(value, kind):
+            raise ValueError(f"it says {value!r} where {kind} belongs")
+    if record.keeper is not None and (not isinstance(record.keeper, list) or len(record.keeper) != 3):
+        raise ValueError(f"keeper is {record.keeper!r}")
+
+
+def _runs(state: State, record: Record) -> bool:
+    """A keeper that ends gives up its lock before the last of its processes is gone; so the process is looked for, too."""
+    return is_alive(state, record.id) or (record.keeper is not None and Caller(*record.keeper).is_alive())
+
+
+@contextlib.contextmanager
+def exclusive(state: State, sandbox_id: str, seconds: float = 30.0) -> Iterator[Record]:
+    """The sandbox's record, while nobody else changes the sandbox. The lock is on the directory itself: one that was removed
+    meanwhile is another directory, or none."""
+    directory = state.sandbox(sandbox_id)
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise _not_found(sandbox_id) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, directory):
+                break
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                os.close(fd)
+                raise InUse(
+                    "sandbox_busy",
+                    f"the sandbox {sandbox_id!r} has been busy with something else for {seconds:.0f} s",
+                    hint="try again in a moment",
+                ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        time.sleep(0.002)
+    try:
+        yield load(state, sandbox_id)
+    finally:
+        os.close(fd)
+
+
+def _is_at(fd: int, directory: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(directory))
+    except FileNotFoundError:
+        return False
+
+
+def _not_found(sandbox_id: str) -> NotFound:
+    return NotFound("sandbox_not_found", f"there is no sandbox {sandbox_id!r}", hint="elsewhere list shows them")
 
 
 def load_all(state: State) -> tuple[list[Record], list[str]]:
@@ -87,22 +169,25 @@ def load_all(state: State) -> tuple[list[Record], list[str]]:
 
 
 def find(state: State, wanted: str) -> str:
-    """An id, the beginning or the last part of one, or `@last`."""
+    """An id, a name, the beginning or the last part of an id, or `@last`."""
     ids = state.sandbox_ids()
     if wanted in ids:
         return wanted
+    records, _ = load_all(state)
     if wanted == "@last":
-        records, _ = load_all(state)
         if not records:
             raise NotFound("sandbox_not_found", "there is no sandbox yet", hint="elsewhere run -- COMMAND makes one")
         return records[0].id
+    for record in records:
+        if record.name == wanted and wanted:
+            return record.id
     matches = [known for known in ids if wanted and (known.startswith(wanted) or known.endswith(f"-{wanted}"))]
     if len(matches) == 1:
         return matches[0]
     if matches:
         shown = ", ".join(matches[:4]) + (", …" if len(matches) > 4 else "")
         raise UsageError("sandbox_ambiguous", f"{wanted!r} fits {len(matches)} sandboxes: {shown}", hint="write more of the id")
-    raise NotFound("sandbox_not_found", f"there is no sandbox {wanted!r}", hint="elsewhere list shows them")
+    raise _not_found(wanted)
 
 
 def hold_lock(directory: str) -> int:

@@ -17,9 +17,8 @@ from elsewhere.sandbox import mechanisms, view, wire
 from elsewhere.sandbox.builder import Blank, BuildFailed
 from elsewhere.sandbox.mechanisms import Raised, Raising
 from elsewhere.sandbox.nursery import Nursery
-from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
-from elsewhere.sandbox.view import Host, View
+from elsewhere.sandbox.view import Subject, View
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
@@ -35,8 +34,7 @@ class _Wish:
     """What the next sandbox will probably be."""
 
     mechanism: Mechanism
-    host: Host
-    project: Project
+    subject: Subject
     fingerprint: tuple[object, ...]
 
 
@@ -53,12 +51,11 @@ class Stock:
         self._drawn: tuple[_Wish, View] | None = None
         self._not_before = 0.0
 
-    def raise_sandbox(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+    def raise_sandbox(self, mechanism: Mechanism, subject: Subject) -> Raised:
         """A sandbox in a directory of its own in spare/: from stock if one fits, else made now."""
         if not mechanism.pooled or mechanism.memory:
-            return self._make(mechanism, host, project)
-        now = view.fingerprint(host, project, whole_machine=mechanism.whole_machine)
-        wish = _Wish(mechanism, host, Project(project.path, project.git, head=None), now)
+            return self._make(mechanism, subject)
+        wish = _Wish(mechanism, subject, view.fingerprint(subject, whole_machine=mechanism.whole_machine))
         self._wish = wish
         self._rest()
         while self._raised:
@@ -70,21 +67,25 @@ class Stock:
                     self._throw_away(made)
             else:
                 self._throw_away(made)
-        return self._make(mechanism, host, project)
+        return self._make(mechanism, subject)
 
-    def _make(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+    def raise_again(self, mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
+        """A sandbox in the directory that it has already, which stays whatever happens."""
+        return mechanisms.raise_sandbox(mechanism, subject, self._state, directory, self._take)
+
+    def _make(self, mechanism: Mechanism, subject: Subject) -> Raised:
         try:
-            return self._make_once(mechanism, host, project)
+            return self._make_once(mechanism, subject)
         except BuildFailed as failure:
             if not failure.accident:
                 raise
         self._drop_blanks()  # one of those that waited was dead
-        return self._make_once(mechanism, host, project)
+        return self._make_once(mechanism, subject)
 
-    def _make_once(self, mechanism: Mechanism, host: Host, project: Project) -> Raised:
+    def _make_once(self, mechanism: Mechanism, subject: Subject) -> Raised:
         directory = self._directory()
         try:
-            return mechanisms.raise_sandbox(mechanism, host, project, self._state, directory, self._take)
+            return mechanisms.raise_sandbox(mechanism, subject, self._state, directory, self._take)
         except BaseException:
             trash.discard(directory, self._state.room("trash"))
             raise
@@ -92,7 +93,7 @@ class Stock:
     def _refresh(self, raised: Raised) -> Raised:
         """What an upper's root took from reality may have grown older in the meantime."""
         for layer in raised.view.layers:
-            mechanisms.take_after(layer.lower, f"{raised.directory}/upper/{layer.number}", raised.mechanism)
+            mechanisms.take_after(layer, f"{raised.directory}/upper/{layer.number}", raised.mechanism)
         return raised
 
     def _directory(self) -> str:
@@ -147,7 +148,7 @@ class Stock:
         assert wish is not None
         directory = self._directory()
         try:
-            raising = mechanisms.begin(wish.mechanism, self._draw(wish), wish.project, self._state, directory, self._take)
+            raising = mechanisms.begin(wish.mechanism, self._draw(wish), wish.subject, self._state, directory, self._take)
         except Exception:
             # Whoever asks next gets to see why.
             trash.discard(directory, self._state.room("trash"))
@@ -176,7 +177,7 @@ class Stock:
     def _draw(self, wish: _Wish) -> View:
         """Once for each wish: as long as the fingerprint stays, so does the view."""
         if self._drawn is None or self._drawn[0] != wish:
-            self._drawn = (wish, mechanisms.draw(wish.mechanism, wish.host, wish.project))
+            self._drawn = (wish, mechanisms.draw(wish.mechanism, wish.subject))
         return self._drawn[1]
 
     def _wants_blank(self) -> bool:

@@ -13,7 +13,7 @@ from elsewhere.sandbox.builder import Blank
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.spec import Spec
-from elsewhere.sandbox.view import Host
+from elsewhere.sandbox.view import Host, Subject
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
@@ -31,7 +31,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
         return builder.blank(standing, state.path, whole_machine=rung.whole_machine, filter_program=seccomp.program())
 
     try:
-        raised = mechanisms.raise_sandbox(mechanism, Host.look(home, state.path), project, state, directory, take)
+        raised = mechanisms.raise_sandbox(mechanism, Subject(Host.look(home, state.path), project), state, directory, take)
         with raised.control:
             spec = Spec(["true"], {"PATH": os.defpath}, raised.project_path, ends_sandbox=True)
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

@@ -47,8 +47,10 @@ from elsewhere.sandbox.project import Project
 
 __all__ = [
     "USER_ROOT",
+    "Base",
     "Host",
     "Layer",
+    "Subject",
     "View",
     "draw",
     "empty_plan",
@@ -95,12 +97,35 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """What the project starts from. With `layers` (newest first) they are all that shows of it; without, reality shows through.
+    `live` are directories of it that show reality all the same. `seeds` are files that the sandbox has its own version of from
+    the start: where, and which file they are copied from."""
+
+    layers: tuple[str, ...] = ()
+    live: tuple[str, ...] = ()
+    seeds: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a view is drawn of. `numbers` are the layers that a sandbox has already, by their places."""
+
+    host: Host
+    project: Project
+    base: Base = Base()
+    numbers: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One overlay of the view: where it is mounted, what lies below, and the number of its upper and work directories."""
+    """One overlay of the view: where it is mounted, what of reality lies below, the frozen layers between (newest first), and the
+    number of its upper and work directories."""
 
     at: str
-    lower: str
+    lower: str | None
     number: int
+    frozen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +140,9 @@ class View:
     accounts_at: str | None
 
 
-def draw(host: Host, project: Project, *, whole_machine: bool, redirects: bool = True, overlay: bool = True) -> View:
+def draw(subject: Subject, *, whole_machine: bool, redirects: bool = True, overlay: bool = True) -> View:
     """`overlay=False` leaves the places of copy on write to somebody else (fuse-overlayfs), handed in by name."""
-    drawing = _Drawing(host, project, idmapped=whole_machine, redirects=redirects, overlay=overlay)
+    drawing = _Drawing(subject, idmapped=whole_machine, redirects=redirects, overlay=overlay)
     return drawing.machine() if whole_machine else drawing.user()
 
 
@@ -171,7 +196,10 @@ def _run(ids: tuple[tuple[str, str], ...], attributes: int) -> Fresh:
 
 
 class _Drawing:
-    def __init__(self, host: Host, project: Project, *, idmapped: bool, redirects: bool, overlay: bool) -> None:
+    def __init__(self, subject: Subject, *, idmapped: bool, redirects: bool, overlay: bool) -> None:
+        host, project = subject.host, subject.project
+        self._base = subject.base
+        self._numbers = dict(subject.numbers)
         self._host = host
         self._mounts = list(host.mounts)
         self._project = project
@@ -192,13 +220,14 @@ class _Drawing:
         islands = [place for place in self._places if _replaced(place)]
         for place in islands:
             operations += self._stepping_stones(place)
-            operations.append(self._over(place, place))
+            if not self._is_pinned(place):
+                operations.append(self._over(place, place))
         for mount in self._mounts:
-            if mount.target != "/" and mount.target not in islands:
+            if mount.target != "/" and mount.target not in islands and not self._is_pinned(mount.target):
                 operation = self._classify(mount, islands)
                 if operation is not None:
                     operations.append(operation)
-        return self._finished(root, operations, standing(whole_machine=True))
+        return self._finished(root, [*operations, *self._pinned()], standing(whole_machine=True))
 
     def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
         """What becomes of one mount of the host in the machine plan."""
@@ -250,7 +279,15 @@ class _Drawing:
         for place in self._places:
             if _replaced(place) or is_within(place, "/var/tmp"):
                 operations += self._stepping_stones(place) if not is_within(place, "/var/tmp") else self._var_tmp_stones(place)
-            operations += [self._over(path, path) for path in self._free_of_mounts(place)]
+            if not self._is_pinned(place):
+                operations += [self._over(path, path) for path in self._free_of_mounts(place)]
+        if self._base.layers:
+            operations += [
+                Clone(mount.target, mount.target, recursive=True)
+                for mount in self._mounts
+                if mount.target.startswith(self._project.path + "/") and mount.kind != "autofs"
+            ]
+        operations += self._pinned()
         operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
         sockets = _sockets((*_REPLACED, "/var/tmp", *self._places))
         sockets += [mount.target for mount in self._mounts if mount.target not in sockets and _is_socket(mount.target)]
@@ -274,16 +311,31 @@ class _Drawing:
 
     # -- both ---------------------------------------------------------------------------------------------------------------
 
-    def _over(self, at: str, lower: str, *, attributes: int = 0, required: bool = True) -> Operation:
-        number = len(self._layers)
-        self._layers.append(Layer(at, lower, number))
+    def _is_pinned(self, place: str) -> bool:
+        return bool(self._base.layers) and place == self._project.path
+
+    def _pinned(self) -> list[Operation]:
+        """The project as it was, and what of it is as it is."""
+        if not self._base.layers:
+            return []
+        operations = [self._over(self._project.path, None, frozen=self._base.layers)]
+        return operations + [self._over(place, place) for place in self._base.live if os.path.isdir(place)]
+
+    def _over(
+        self, at: str, lower: str | None, *, frozen: tuple[str, ...] = (), attributes: int = 0, required: bool = True
+    ) -> Operation:
+        number = self._numbers.get(at)
+        if number is None:
+            number = max((*self._numbers.values(), *(layer.number for layer in self._layers)), default=-1) + 1
+        self._layers.append(Layer(at, lower, number, frozen))
         if not self._overlay:
-            return Handed(at, at, f"copy on write over {lower}, by fuse-overlayfs")
+            return Handed(at, at, f"copy on write over {lower or 'the base'}, by fuse-overlayfs")
         return Overlay(
             at,
             lower,
             f"upper/{number}",
             f"work/{number}",
+            layers=frozen,
             attributes=attributes,
             idmapped=self._idmapped,
             userxattr=not self._idmapped,
@@ -298,7 +350,9 @@ class _Drawing:
         also = () if accounts_at else seeds.ACCOUNTS
         places = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also)
         covers = [Cover(path, directory=os.path.isdir(path)) for path in places]
-        plan = Plan(always, root, (*operations, *covers))
+        # What lies below something else comes after it; covers lie on top of everything.
+        ordered = sorted(operations, key=lambda operation: operation.target.split("/"))
+        plan = Plan(always, root, (*ordered, *covers))
         return View(plan, tuple(self._layers), tuple(places), plan.describe(), accounts_at)
 
 
@@ -324,8 +378,9 @@ def standing_stamp() -> tuple[object, ...]:
     return tuple(_stamp(path) for path in ("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
 
 
-def fingerprint(host: Host, project: Project, *, whole_machine: bool) -> tuple[object, ...]:
+def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
     """Changes whenever a view drawn earlier would not be drawn like that any more; mounts are watched separately."""
+    host, project = subject.host, subject.project
     seen: list[object] = [_stamp(path) for path in hidden.watched(host.home, project.path)]
     seen += [*(_stamp(path) for path in seeds.ACCOUNTS), *standing_stamp()]
     for path in (project.path, project.git, host.home, "/"):

@@ -1,58 +1,40 @@
 """`Sandbox`: a copy of the environment you work in, as a context manager. Typed, synchronous, safe in a threaded program."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal
 
 from elsewhere import units
 from elsewhere.changes.compare import Changes
-from elsewhere.errors import ElsewhereError, UsageError
-from elsewhere.operations.sandboxes import find_project, open_sandbox, settings_of
-from elsewhere.sandbox import commands
+from elsewhere.errors import UsageError
+from elsewhere.operations import creating, executing, processes, sandboxes
+from elsewhere.operations.creating import Wish
+from elsewhere.operations.executing import journaled
+from elsewhere.operations.projects import find_project, refuse_inside, settings_of
+from elsewhere.sandbox import commands, live, record
 from elsewhere.sandbox.live import Live
-from elsewhere.settings import Settings
+from elsewhere.sdk.background import Background
+from elsewhere.sdk.files import SandboxFiles
+from elsewhere.sdk.results import CommandResult
+from elsewhere.storage.state import State
 
-__all__ = ["CommandFailed", "CommandResult", "Sandbox"]
+__all__ = ["Sandbox"]
 
-
-class CommandFailed(ElsewhereError, RuntimeError):
-    """Raised by `CommandResult.check`."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended. `reason` says why: exited, signaled, timeout or lost; `exit_code` is the command's own, 124 after a
-    time-out. Output beyond the cap is dropped, and said so."""
-
-    argv: tuple[str, ...]
-    exit_code: int
-    reason: str
-    duration: float
-    stdout: str
-    stderr: str
-    stdout_truncated: bool
-    stderr_truncated: bool
-
-    def check(self) -> "CommandResult":
-        """Itself, if the command succeeded; CommandFailed otherwise."""
-        if self.exit_code:
-            raise CommandFailed(
-                "command_failed",
-                f"{' '.join(self.argv)!r} ended with {self.exit_code} ({self.reason})",
-                detail={"exit_code": self.exit_code, "reason": self.reason, "stderr": self.stderr[-2000:]},
-            )
-        return self
+_ON_EXIT = ("discard", "keep")
+Words = list[str]  # in the class below, `list` is the verb
 
 
 class Sandbox:
-    """Made by `Sandbox.create`. Leaving the `with` block discards it, unless `on_exit="keep"` was asked for."""
+    """Made by `Sandbox.create`, found again by `Sandbox.get`. Leaving the `with` block discards it, unless `on_exit="keep"` was
+    asked for. One that is kept lives on its own and outlives this program; if nothing runs in it when the block is left, it is
+    stopped, and starts again by itself when it is needed."""
 
-    def __init__(self, live: Live, on_exit: str, sources: list[tuple[Settings, bool]]) -> None:
-        self._live = live
+    def __init__(self, box: Live, on_exit: str, *, made: bool) -> None:
+        self._box = box
         self._on_exit = on_exit
-        self._sources = sources
+        self._made = made
         self._ended = False
 
     @classmethod
@@ -60,33 +42,88 @@ class Sandbox:
         cls,
         project: str | os.PathLike[str] = ".",
         *,
-        base: Literal["live"] = "live",
+        base: Literal["live", "pinned", "auto"] = "auto",
+        base_ref: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        workflow: str | None = None,
+        story: str | None = None,
+        request: str | None = None,
+        ttl: str | float | None = None,
         on_exit: Literal["discard", "keep"] = "discard",
     ) -> "Sandbox":
-        """A sandbox of `project` and the machine around it, ready for commands."""
-        if on_exit not in ("discard", "keep"):
+        """A sandbox of `project` and the machine around it, ready for commands. With a `request` that was made before, the same
+        sandbox again."""
+        if on_exit not in _ON_EXIT:
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
-        found = find_project(os.fspath(project), os.getcwd())
-        sources = settings_of(found)
-        return cls(open_sandbox(found, base=base, story="sdk", abandoned=on_exit), on_exit, sources)
+        wish = Wish(
+            project=os.fspath(project),
+            base=base,
+            base_ref=base_ref,
+            name=name,
+            labels=dict(labels or {}),
+            workflow=workflow,
+            story=story or "sdk",
+            request=request,
+            lifetime=None if ttl is None else units.duration(ttl),
+        )
+        if on_exit == "keep" or name is not None or request is not None or ttl is not None:
+            made, _ = creating.create(wish)
+            return cls(live.enter(State.open(), made.id), on_exit, made=True)
+        refuse_inside()
+        found = find_project(wish.project, os.getcwd())
+        return cls(creating.raise_sandbox(State.open(), found, wish, lives=False), on_exit, made=True)
+
+    @classmethod
+    def get(cls, wanted: str, *, on_exit: Literal["discard", "keep"] = "keep") -> "Sandbox":
+        """One that is there, by its id, its name, the beginning or end of its id, or `@last`; started if it is stopped."""
+        refuse_inside()
+        if on_exit not in _ON_EXIT:
+            raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
+        state = State.open()
+        return cls(live.enter(state, record.find(state, wanted)), on_exit, made=False)
+
+    @staticmethod
+    def list(*, labels: Mapping[str, str] | None = None, state: str | None = None) -> "Sequence[SandboxInfo]":
+        """What is there, newest first, after it was looked at."""
+        wanted = sandboxes.Filter(states=(state,) if state else (), labels=dict(labels or {}))
+        return [SandboxInfo(found) for found in sandboxes.list_sandboxes(wanted).records]
 
     @property
     def id(self) -> str:
-        return self._live.id
+        return self._box.id
+
+    @property
+    def name(self) -> str | None:
+        return self._box.record.name
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._box.record.labels)
 
     @property
     def project(self) -> str:
         """Where the project is inside; the same path as outside on every rung but the last."""
-        return self._live.project_path
+        return self._box.project_path
+
+    @property
+    def base(self) -> dict[str, object]:
+        """What it started from: its `kind` (live, pinned or commit) and its `head`."""
+        return dict(self._box.record.base)
 
     @property
     def mechanism(self) -> str:
-        return self._live.record.mechanism
+        return self._box.record.mechanism
 
     @property
     def enforced(self) -> dict[str, object]:
         """Which mechanism enforces what, and what is not enforced."""
-        return self._live.record.enforced
+        return self._box.record.enforced
+
+    @property
+    def files(self) -> SandboxFiles:
+        self._check_open()
+        return SandboxFiles(self._box)
 
     def run(
         self,
@@ -99,39 +136,89 @@ class Sandbox:
     ) -> CommandResult:
         """Run a command and wait for its end. A string goes to `/bin/sh -c`; a sequence is executed as it is. What the command
         leaves in the background lives until the sandbox ends."""
+        argv, directory, limit = self._asked(command, cwd, timeout)
+        with journaled(self._box, "exec", argv, directory, limit) as request:
+            spec = self._box.spec(
+                argv,
+                directory,
+                (env or {}).items(),
+                settings_of(self._box.record.project),
+                timeout=limit,
+                request=request.id,
+            )
+            stdin = _source(input)
+            try:
+                outcome = commands.captured(self._box.control, spec, stdin)
+            finally:
+                os.close(stdin)
+        return CommandResult.of(tuple(argv), outcome)
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: str | float | None = None,
+        detached: bool = False,
+    ) -> Background:
+        """Start a command and go on; `detached`, it goes on when this program ends."""
+        argv, directory, limit = self._asked(command, cwd, timeout)
+        outputs = executing.log_files(self._box)
+        with journaled(self._box, "exec", argv, directory, limit, outputs) as request:
+            spec = self._box.spec(
+                argv,
+                directory,
+                (env or {}).items(),
+                settings_of(self._box.record.project),
+                timeout=limit,
+                detached=detached,
+                request=request.id,
+            )
+            return Background(executing.start_background(self._box, spec, request, outputs), tuple(argv))
+
+    def _asked(
+        self, command: str | Sequence[str], cwd: str | os.PathLike[str] | None, timeout: str | float | None
+    ) -> tuple[Words, str, float | None]:
         self._check_open()
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [os.fspath(word) for word in command]
         if not argv or not argv[0]:
             raise UsageError("no_command", "the command is empty", hint="give at least the name of a program")
-        directory = self._live.record.project if cwd is None else os.path.join(self._live.record.project, os.fspath(cwd))
-        limit = None if timeout is None else units.duration(timeout)
-        spec = self._live.spec(argv, directory, (env or {}).items(), self._sources, timeout=limit)
-        stdin = _source(input)
-        try:
-            outcome = commands.captured(self._live.control, spec, stdin)
-        finally:
-            os.close(stdin)
-        return CommandResult(
-            tuple(argv),
-            outcome.exit_code,
-            outcome.reason,
-            outcome.duration,
-            outcome.stdout.decode("utf-8", "replace"),
-            outcome.stderr.decode("utf-8", "replace"),
-            outcome.stdout_truncated,
-            outcome.stderr_truncated,
-        )
+        project = self._box.record.project
+        directory = project if cwd is None else os.path.normpath(os.path.join(project, os.fspath(cwd)))
+        return argv, directory, None if timeout is None else units.duration(timeout)
+
+    def logs(self, request: str | None = None, *, follow: bool = False) -> Iterator[bytes]:
+        """What a command that was started in the background said; the newest one's, unless a request is named."""
+        self._check_open()
+        for piece in processes.logs(self.id, request=request, follow=follow):
+            yield piece.data
 
     def changes(self) -> Changes:
-        """What the sandbox did so far, compared with reality as it is now."""
+        """What the sandbox did so far, compared with its base: the project as it was pinned, reality as it is now."""
         self._check_open()
-        return self._live.changes()
+        return self._box.changes()
+
+    def stop(self) -> None:
+        """End everything in it and keep its files; `Sandbox.get` starts it again."""
+        self._check_open()
+        self._ended = True
+        if self._box.owned:
+            self._box.settle()
+        else:
+            self._box.close()
+            sandboxes.stop(self.id)
 
     def remove(self) -> None:
-        """End everything in it and throw it away. A second time does nothing."""
-        if not self._ended:
-            self._ended = True
-            self._live.remove()
+        """End everything in it and throw it away, changes included. A second time does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._box.owned:
+            self._box.remove()
+        else:
+            self._box.close()
+            sandboxes.discard(self.id)
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -139,18 +226,35 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._ended:
             return
+        if self._on_exit == "discard":
+            self.remove()
+            return
         self._ended = True
-        if self._on_exit == "keep":
-            self._live.settle()
-        else:
-            self._live.remove()
+        self._box.close()
+        if self._made:
+            sandboxes.stop_if_idle(self.id)
 
     def __repr__(self) -> str:
-        return f"<Sandbox {self.id} of {self._live.record.project}>"
+        return f"<Sandbox {self.id} of {self._box.record.project}>"
 
     def _check_open(self) -> None:
         if self._ended:
             raise UsageError("sandbox_ended", f"the sandbox {self.id} has ended", hint="make a new one with Sandbox.create")
+
+
+class SandboxInfo:
+    """A sandbox as `Sandbox.list` found it."""
+
+    def __init__(self, found: record.Record) -> None:
+        self.id = found.id
+        self.name = found.name
+        self.state = found.state
+        self.project = found.project
+        self.labels = dict(found.labels)
+        self.created_at = datetime.fromtimestamp(found.created_at, UTC)
+
+    def __repr__(self) -> str:
+        return f"<SandboxInfo {self.id} {self.state}>"
 
 
 def _source(content: str | bytes | None) -> int:

@@ -1,66 +1,110 @@
-"""Bringing layers out of memory onto a disk that cannot hold overlay's own marks (a state directory on overlay, for one).
+"""Bringing layers out of memory onto a disk that cannot hold overlay's own marks (a state directory on overlay, say), and back.
 
 upper/<n>/             files, links and directories as they are
 upper/<n>.marks.json   {"deleted": [path, …], "opaque": [path, …]}, relative to the layer
 """
 
+import contextlib
 import json
 import os
 import stat
+from typing import Any
 
 from elsewhere.storage.copying import copy_attributes, copy_file
 from elsewhere.storage.state import write_aside
 from elsewhere.storage.trash import remove_tree
 
-__all__ = ["read_marks", "save_layers"]
+__all__ = ["read_marks", "restore_layers", "save_layers"]
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+_OWN_MARKS = ("trusted.overlay.", "user.overlay.")
+
+Marks = dict[str, list[str]]
 
 
 def save_layers(source: str, target: str) -> None:
-    """Replace the layers in `target` by those in `source`."""
-    remove_tree(target)
+    """Replace the layers in `target` by those in `source`: whole, or not at all."""
+    aside = target + ".new"
+    _clear(aside)
+    os.mkdir(aside, 0o711)
+    for name in os.listdir(source):
+        marks: Marks = {"deleted": [], "opaque": []}
+        _copy(os.path.join(source, name), os.path.join(aside, name), marks)
+        write_aside(os.path.join(aside, f"{name}.marks.json"), json.dumps(marks).encode())
+    _clear(target + ".old")
+    os.rename(target, target + ".old")
+    os.rename(aside, target)
+    _clear(target + ".old")
+
+
+def restore_layers(source: str, target: str, attribute: str) -> None:
+    """The other way: into memory, where overlay finds its marks (`attribute` is their prefix) in the layers themselves."""
     os.mkdir(target, 0o711)
     for name in os.listdir(source):
-        marks: dict[str, list[str]] = {"deleted": [], "opaque": []}
-        waiting = [""]
-        while waiting:
-            waiting += _save_directory(os.path.join(source, name), os.path.join(target, name), waiting.pop(), marks)
-        write_aside(os.path.join(target, f"{name}.marks.json"), json.dumps(marks).encode())
+        if not name.endswith(".marks.json"):
+            _copy(os.path.join(source, name), os.path.join(target, name), {"deleted": [], "opaque": []})
+            deleted, opaque = read_marks(os.path.join(source, name)) or ([], [])
+            for path in deleted:
+                os.mknod(os.path.join(target, name, path), stat.S_IFCHR, 0)
+            for path in opaque:
+                os.setxattr(os.path.join(target, name, path), f"{attribute}.opaque", b"y")
 
 
 def read_marks(layer: str) -> tuple[list[str], list[str]] | None:
     """What `save_layers` wrote beside a layer; None: the layer has its marks in itself."""
     try:
         with open(f"{layer}.marks.json", "rb") as stream:
-            marks = json.load(stream)
+            marks: dict[str, Any] = json.load(stream)
     except FileNotFoundError:
         return None
     return marks["deleted"], marks["opaque"]
 
 
-def _save_directory(source: str, target: str, path: str, marks: dict[str, list[str]]) -> list[str]:
-    """One directory; what lies below it is returned, to be done next. Parents are left open for that, and so closed last."""
-    here, there = os.path.join(source, path), os.path.join(target, path)
-    os.mkdir(there, 0o700)
+def _clear(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        remove_tree(path)
+
+
+def _copy(source: str, target: str, marks: Marks) -> None:
+    """One layer. Directories get what is theirs last: a closed one could not be filled."""
+    directories = [""]
+    for path in directories:  # grows
+        directories += _copy_directory(source, target, path, marks)
+    for path in reversed(directories):
+        here, there = os.path.join(source, path), os.path.join(target, path)
+        if any(_is_set(here, name) for name in _OPAQUE):
+            marks["opaque"].append(path)
+        copy_attributes(here, there, os.lstat(here))
+        for name in os.listxattr(there):
+            if name.startswith(_OWN_MARKS):
+                with contextlib.suppress(OSError):
+                    os.removexattr(there, name)
+
+
+def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[str]:
+    """One directory; what lies below it is returned, to be done next."""
+    os.mkdir(os.path.join(target, path), 0o700)
     below = []
-    with os.scandir(here) as entries:
+    with os.scandir(os.path.join(source, path)) as entries:
         for entry in entries:
             found = entry.stat(follow_symlinks=False)
             child = os.path.join(path, entry.name)
+            place = os.path.join(target, child)
             if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
                 marks["deleted"].append(child)
-            elif stat.S_ISDIR(found.st_mode):
+                continue
+            if stat.S_ISDIR(found.st_mode):
                 below.append(child)
-            elif stat.S_ISLNK(found.st_mode):
-                os.symlink(os.readlink(entry.path), os.path.join(target, child))
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                os.symlink(os.readlink(entry.path), place)
             elif stat.S_ISREG(found.st_mode):
-                copy_file(entry.path, os.path.join(target, child))
-                copy_attributes(entry.path, os.path.join(target, child), found)
-    if any(_is_set(here, name) for name in _OPAQUE):
-        marks["opaque"].append(path)
-    found = os.stat(here)
-    os.chmod(there, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
+                copy_file(entry.path, place)
+            elif stat.S_ISFIFO(found.st_mode):
+                os.mkfifo(place)
+            else:
+                continue  # a socket means nothing without its owner
+            copy_attributes(entry.path, place, found)
     return below
 
 

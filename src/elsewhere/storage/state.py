@@ -4,13 +4,20 @@
       schema                     version of this layout; an older program refuses a newer one
       run/<8 hex>                sockets of launchers, with their locks and logs
       mnt/                       empty; a sandbox under construction mounts its scratch space here, in its own namespace
+      registry.db                an index of the sandboxes, and the history of requests (see `sandbox/registry.py`)
+      bases/<project>/           what pinned sandboxes start from (see `bases.py`)
       sandboxes/<sandbox-id>/
           sandbox.json           the sandbox's own truth
           .sandbox.env           identity for tools
           lock                   held by the keeper for as long as it lives
+          keeper                 the keeper's socket
+          journal                requests: each beginning and end
+          logs/                  what detached commands said
+          manifest               what reality was like, for a live base that may be promoted later
           upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
           tmp/ vartmp/           private /tmp and /var/tmp
           copy/                  the project, where it had to be copied
+      archive/<sandbox-id>/      removed sandboxes with changes that were nowhere else
       spare/                     directories made ahead of time, renamed into sandboxes/
       trash/                     renamed here, deleted later
 
@@ -30,7 +37,7 @@ from elsewhere.meeting import default_state
 __all__ = ["SCHEMA", "State", "write_aside"]
 
 SCHEMA = 1
-_ROOMS = ("run", "mnt", "sandboxes", "spare", "trash")
+_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash")
 _opened: dict[str, tuple[int, ...]] = {}
 
 

@@ -1,12 +1,13 @@
 """Deleting: a directory is renamed into the trash at once and emptied later.
 
-The only code that removes trees. It walks by descriptors and never follows a link, so that a tree which a sandbox filled
+It walks by descriptors and never follows a link, so that a tree which a sandbox filled
 cannot lead it anywhere else.
 """
 
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 
 __all__ = ["discard", "empty", "remove_tree"]
 
@@ -19,12 +20,14 @@ def discard(path: str, trash: str) -> None:
         os.rename(path, os.path.join(trash, _fresh(os.path.basename(path))))
 
 
-def empty(trash: str) -> int:
-    """Delete what lies in the trash; the number of entries that could not be deleted yet."""
+def empty(trash: str, first: Callable[[str], None] | None = None) -> int:
+    """Delete what lies in the trash; the number of entries that could not be deleted yet. `first` is called with each name."""
     left = 0
     with os.scandir(trash) as entries:
         names = [entry.name for entry in entries]
     for name in names:
+        if first is not None:
+            first(name)
         try:
             remove_tree(os.path.join(trash, name))
         except OSError:

@@ -1,0 +1,149 @@
+"""Making a sandbox: whose it is, what it starts from, whether it is there already."""
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elsewhere.errors import InUse, NotFound, StateError, UsageError
+from elsewhere.meeting import home_directory
+from elsewhere.operations import bases
+from elsewhere.operations.bases import Teller
+from elsewhere.operations.projects import find_project, refuse_inside
+from elsewhere.sandbox import identity, live, record, truth
+from elsewhere.sandbox.ids import FIRST_ID
+from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.record import Record
+from elsewhere.storage.state import State, write_aside
+
+__all__ = ["Wish", "create", "parse_label", "raise_sandbox"]
+
+_LONGEST_NAME = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A sandbox as somebody wants it. What is not given is made up; `request` given twice means the same sandbox."""
+
+    project: str | None = None
+    base: str = "auto"
+    base_ref: str | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    workflow: str | None = None
+    story: str | None = None
+    request: str | None = None
+    lifetime: float | None = None
+
+
+def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], None] | None = None) -> tuple[Record, bool]:
+    """A sandbox that lives on its own, and whether it is new: the same request again is answered with the same sandbox."""
+    refuse_inside()
+    _check_name(wish.name)
+    found = find_project(wish.project, os.getcwd())
+    state = State.open()
+    asked = {
+        "project": found.path,
+        "base": wish.base,
+        "base_ref": wish.base_ref,
+        "name": wish.name,
+        "labels": wish.labels,
+        "lifetime": wish.lifetime,
+    }
+    request = wish.request or secrets.token_hex(8)
+    who = identity.derive(wish.workflow or os.path.basename(found.path), wish.story or "sandbox", request)
+    for _ in range(2):
+        there = _existing(state, who.sandbox_id, asked) if wish.request else None
+        if there is not None:
+            return there, False
+        try:
+            with truth.name_reserved(state, wish.name, who.sandbox_id):
+                made = raise_sandbox(state, found, wish, request, asked, teller, remark=remark, lives=True)
+            made.close()
+            return made.record, True
+        except InUse as error:
+            if error.code != "identity_in_use" or not wish.request:
+                raise
+            # Somebody else asked for the same at the same time, and was faster.
+    raise InUse("identity_in_use", f"there is a sandbox {who.sandbox_id!r} already", hint="choose another --request")
+
+
+def raise_sandbox(
+    state: State,
+    project: Project,
+    wish: Wish,
+    request: str | None = None,
+    asked: dict[str, Any] | None = None,
+    teller: Teller | None = None,
+    *,
+    remark: Callable[[str], None] | None = None,
+    lives: bool,
+    abandoned: str = "discard",
+) -> Live:
+    order: dict[str, Any] = {
+        "project": project.path,
+        "git": project.git,
+        "home": home_directory(),
+        "workflow": wish.workflow or os.path.basename(project.path),
+        "story": wish.story or "sandbox",
+        "request": request or wish.request,
+        "name": wish.name,
+        "labels": wish.labels,
+        "lifetime": wish.lifetime,
+        "asked": asked or {},
+        "lives": lives,
+        "abandoned": abandoned,
+    }
+    shift = FIRST_ID if os.geteuid() == 0 else 0
+    for last in (False, True):
+        with bases.choose(state, project, wish.base, wish.base_ref, shift, teller) as chosen:
+            try:
+                made = live.create(state, {**order, "base": chosen.base, "shift": chosen.shift})
+            except StateError as error:
+                if error.code != "base_owners" or last:
+                    raise
+                shift = int(str(error.detail["shift"]))
+                continue
+            if chosen.manifest is not None:
+                write_aside(os.path.join(made.directory, "manifest"), chosen.manifest)
+            if chosen.remark and remark is not None:
+                remark(chosen.remark)
+            return made
+    raise AssertionError("one of the two attempts returns or raises")
+
+
+def _existing(state: State, sandbox_id: str, asked: dict[str, Any]) -> Record | None:
+    try:
+        found = record.load(state, sandbox_id)
+    except NotFound:
+        return None
+    if found.asked == asked:
+        return found
+    differing = sorted(key for key in asked if found.asked.get(key) != asked[key])
+    raise InUse(
+        "identity_in_use",
+        f"the sandbox {sandbox_id!r} of this request was made with another {' and '.join(differing) or 'origin'}",
+        hint="choose another --request, or remove it first",
+        detail={"sandbox": sandbox_id, "differs": differing},
+    )
+
+
+def _check_name(name: str | None) -> None:
+    if name is None:
+        return
+    plain = name.replace("-", "a").replace("_", "a").replace(".", "a")
+    if not name or len(name) > _LONGEST_NAME or not plain.isalnum() or not name.isascii() or not name[0].isalnum():
+        raise UsageError(
+            "bad_name",
+            f"{name!r} cannot be the name of a sandbox",
+            hint=f"up to {_LONGEST_NAME} letters, digits, '-', '_' and '.', beginning with a letter or digit",
+        )
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals or len(text) > 1000:
+        raise UsageError("bad_label", f"{text!r} is not a label", hint="write KEY=VALUE")
+    return key, value

@@ -1,0 +1,89 @@
+"""Files of a sandbox from outside: `cp` for people, `Files` for programs, and `open` for an editor."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from elsewhere.errors import Unavailable
+from elsewhere.operations.projects import refuse_inside
+from elsewhere.sandbox import commands, live, record, rungs, transfer
+from elsewhere.sandbox.files import Files
+from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.transfer import Transferred
+from elsewhere.storage.state import State
+
+__all__ = ["copy", "files_of", "open_tree"]
+
+
+@contextlib.contextmanager
+def files_of(box: Live) -> Iterator[Files]:
+    """The sandbox's files, for as long as the block lasts."""
+    with box.line() as keeper:
+        root = keeper.root()
+    try:
+        yield Files(root, box.project_path, rungs.named(box.record.mechanism).shift)
+    finally:
+        os.close(root)
+
+
+def copy(source: str, target: str, *, overwrite: bool = False) -> tuple[Record, Transferred]:
+    """Between the host and a sandbox, which is written ID:PATH."""
+    refuse_inside()
+    sides = transfer.parse_sides(source, target)
+    state = State.open()
+    box = live.enter(state, record.find(state, sides.sandbox))
+    try:
+        with files_of(box) as files:
+            if sides.uploads:
+                return box.record, transfer.upload(files, sides.host, sides.inside)
+            return box.record, transfer.download(files, sides.inside, sides.host, overwrite=overwrite)
+    finally:
+        box.close()
+
+
+def open_tree(wanted: str) -> tuple[Record, str]:
+    """A path of the host at which the sandbox's project can be read and written by an editor, for as long as the sandbox runs."""
+    refuse_inside()
+    state = State.open()
+    box = live.enter(state, record.find(state, wanted))
+    try:
+        if rungs.named(box.record.mechanism).copy:
+            return box.record, box.project_path
+        with box.line() as keeper:
+            pid = keeper.pid() if os.geteuid() == 0 else _window(box)
+        path = f"/proc/{pid}/root{box.project_path}"
+        if not os.path.isdir(path):
+            raise Unavailable(
+                "tree_closed", f"{path} cannot be entered on this host", hint="elsewhere cp, or elsewhere exec ID -- EDITOR"
+            )
+        return box.record, path
+    finally:
+        box.close()
+
+
+def _window(box: Live) -> int:
+    """The keeper is closed to everybody but root; a process that does nothing but wait is not. It ends with the sandbox."""
+    inside = _find_window(box.id)
+    if inside is None:
+        spec = box.spec(["sleep", "infinity"], "/", caller={"PATH": os.defpath}, detached=True, asked=[("WINDOW", "1")])
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            commands.detached(box.control, spec, (null, null, null))
+        finally:
+            os.close(null)
+        inside = _find_window(box.id)
+    if inside is None:
+        raise Unavailable("tree_closed", f"the tree of {box.id!r} cannot be shown on this host", hint="elsewhere cp")
+    return inside
+
+
+def _find_window(sandbox_id: str) -> int | None:
+    marks = (f"ELSEWHERE_SANDBOX_ID={sandbox_id}".encode(), b"WINDOW=1")
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
+                words = stream.read().split(b"\0")
+                if all(mark in words for mark in marks):
+                    return int(name)
+    return None

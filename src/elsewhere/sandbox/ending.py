@@ -1,0 +1,123 @@
+"""How a sandbox that lives on its own is stopped and removed. Only this and the launcher (for what it made itself) take away.
+
+    stop      ask everything in it to end, wait, keep the directory
+    remove    the same, then: with changes, the directory is renamed into the archive; without, into the trash
+
+In that order, whatever state the sandbox is in: half-made, without a record, with a keeper that does not answer. A name from
+outside never becomes a path: a sandbox is a directory directly below sandboxes/, and a link there is not one.
+"""
+
+import contextlib
+import os
+import signal
+
+from elsewhere.clock import wall
+from elsewhere.errors import Broken, InUse
+from elsewhere.linux import syscalls
+from elsewhere.sandbox import line, record, truth
+from elsewhere.sandbox.engine import Engine
+from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.request import Caller
+from elsewhere.storage import saving, trash
+from elsewhere.storage.state import State
+
+__all__ = ["archive_or_discard", "end_keeper", "end_unknown", "stop", "sweep"]
+
+
+def stop(state: State, sandbox_id: str, grace: float) -> Record:
+    """Twice is once."""
+    with record.exclusive(state, sandbox_id) as found:
+        if found.state == "running":
+            end_keeper(state, found, grace)
+        if found.lost or found.state == "running":
+            _settle(state, found)
+        return found
+
+
+def end_keeper(state: State, found: Record, grace: float) -> None:
+    """Afterwards nothing of the sandbox runs, and what it wrote is on disk, in memory no longer."""
+    directory = state.sandbox(found.id)
+    reached = line.connect(directory)
+    memory = None
+    if reached is not None:
+        with reached, contextlib.ExitStack() as stack:
+            memory = reached.memory()
+            if memory is not None:
+                stack.callback(os.close, memory)
+            reached.finish(grace)
+            if memory is not None:
+                saving.save_layers(f"/proc/self/fd/{memory}/upper", os.path.join(directory, "upper"))
+    elif found.keeper is not None:
+        _kill(Caller(*found.keeper))
+    record.wait_for_end(state, found.id)
+    if record.is_alive(state, found.id):
+        raise InUse(
+            "sandbox_will_not_end",
+            f"the keeper of {found.id!r} neither answers nor ends",
+            hint="it may wait for a disk or a server; try again later",
+        )
+
+
+def _kill(keeper: Caller) -> None:
+    """One that does not answer. The number is checked again once a descriptor holds the process that has it."""
+    try:
+        watch = os.pidfd_open(keeper.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if keeper.is_alive():
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+            line.wait(watch)
+    finally:
+        os.close(watch)
+
+
+def _settle(state: State, found: Record) -> None:
+    directory = state.sandbox(found.id)
+    for layer in found.layers:
+        with contextlib.suppress(OSError):
+            _sync(f"{directory}/upper/{layer['number']}")
+    found.state, found.ended_at, found.keeper = "stopped", found.ended_at or wall(), None
+    record.save(found, directory)
+
+
+def _sync(path: str) -> None:
+    """Overlay was told not to wait for the disk while the sandbox ran."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syscalls.syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, archive: bool) -> str | None:
+    """Away with the directory, in constant time. The place in the archive, if it went there."""
+    directory = state.sandbox(sandbox_id)
+    if found is None or not archive:
+        trash.discard(directory, state.room("trash"))
+        return None
+    found.state, found.ended_at = "removed", found.ended_at or wall()
+    record.save(found, directory)
+    for number in range(1000):
+        target = os.path.join(state.room("archive"), sandbox_id + (f".{number}" if number else ""))
+        if not os.path.lexists(target):
+            os.rename(directory, target)
+            truth.forget(state, sandbox_id, target)
+            return target
+    raise Broken("archive_full", f"the archive has a thousand sandboxes named {sandbox_id!r}", hint="elsewhere janitor")
+
+
+def sweep(state: State) -> None:
+    """Have the trash emptied: by the launcher, if there is one, else here."""
+    if not Engine.shared(state).nudge("sweep"):
+        with contextlib.suppress(OSError):
+            truth.empty_trash(state)
+
+
+def end_unknown(state: State, sandbox_id: str) -> None:
+    """A sandbox whose record cannot be read: whoever answers in its directory is asked to go."""
+    reached = line.connect(state.sandbox(sandbox_id))
+    if reached is not None:
+        with reached:
+            reached.finish(0.0)
+    record.wait_for_end(state, sandbox_id)

@@ -1,0 +1,207 @@
+"""The line to a keeper: how whoever may enter a sandbox's directory finds it, asks it, and sees it end.
+
+    sandboxes/<sandbox-id>/keeper      the keeper's socket, for as long as it lives
+
+What comes back was written by a process that lives in the sandbox: plain words, read with suspicion.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from elsewhere.errors import Broken, InUse, NotFound, UsageError
+from elsewhere.sandbox import wire
+from elsewhere.sandbox.spec import PROTOCOL
+
+__all__ = ["PROTOCOL", "Line", "Process", "bind", "connect", "wait"]
+
+_FILE = "keeper"
+_PATIENCE_S = 10.0
+_MOST_PROCESSES = 100_000
+
+
+def bind(listener: socket.socket, directory: str) -> None:
+    """Give a socket its place in a sandbox's directory, by way of a descriptor: a socket's own path must be short."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_FILE, dir_fd=fd)
+        listener.bind(f"/proc/self/fd/{fd}/{_FILE}")
+        os.chmod(_FILE, 0o600, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def connect(directory: str) -> "Line | None":
+    """None: nobody answers there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(_PATIENCE_S)
+    try:
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{fd}/{_FILE}")
+        finally:
+            os.close(fd)
+    except OSError:
+        sock.close()
+        return None
+    return Line(sock, os.path.basename(directory))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a sandbox; its numbers are those inside. `request` is what it came from, if it still says so."""
+
+    pid: int
+    parent: int
+    state: str
+    cpu_ticks: int
+    started_ticks: int
+    rss_kib: int
+    request: str | None
+    command: str
+
+
+class Line:
+    """One connection to a keeper. Commands are started on `sock` (see `commands.py`); everything else is asked here."""
+
+    def __init__(self, sock: socket.socket, sandbox_id: str) -> None:
+        self.sock = sock
+        self._id = sandbox_id
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def pid(self) -> int:
+        """The keeper's, as numbered here: it called `listen` itself, so the kernel names it as our peer."""
+        pid, _, _ = struct.unpack("iII", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
+    def version(self) -> tuple[str, str]:
+        """Of the program that the keeper was started from, and of the orders that it understands."""
+        words = self._ask(("hello",)).split()
+        if len(words) != 3 or words[0] != "keeper":
+            raise self._nonsense(" ".join(words))
+        return words[1], words[2]
+
+    def processes(self) -> list[Process]:
+        self._send(("processes",))
+        found: list[Process] = []
+        while (packet := self._receive(64 * 1024)[0]) != "." and len(found) < _MOST_PROCESSES:
+            found += [self._process(text) for text in packet.splitlines()]
+        return found
+
+    def _process(self, text: str) -> Process:
+        try:
+            pid, parent, state, ticks, started, rss, request, command = text.split(" ")
+            raw = b"" if command == "-" else bytes.fromhex(command)
+            words = raw.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "surrogateescape")
+            return Process(
+                int(pid), int(parent), state, int(ticks), int(started), int(rss), None if request == "-" else request, words
+            )
+        except ValueError as error:
+            raise self._nonsense(text[:200]) from error
+
+    def kill(self, pid: int, number: int) -> None:
+        self._done(self._ask(("kill", pid, number)), f"process {pid}")
+
+    def cancel(self, request: str) -> None:
+        self._done(self._ask(("cancel", request)), f"request {request!r}")
+
+    def expire(self, seconds: float | None) -> None:
+        self._done(self._ask(("expire", seconds)), "the lifetime")
+
+    def root(self) -> int:
+        """A descriptor of the sandbox's root directory, good for looking things up below it and nothing else."""
+        return self._descriptor("root")
+
+    def memory(self) -> int | None:
+        """A descriptor of the layers where they live in memory."""
+        try:
+            return self._descriptor("memory")
+        except NotFound:
+            return None
+
+    def finish(self, grace: float) -> None:
+        """Ask everything in it to end, and wait until nothing of it is left."""
+        # Before it is told to go: afterwards its number could be somebody else's.
+        watch = os.pidfd_open(self.pid())
+        try:
+            self._done(self._ask(("finish", grace)), "the sandbox")
+            if not wait(watch, grace + _PATIENCE_S):
+                signal.pidfd_send_signal(watch, signal.SIGKILL)
+                if not wait(watch, _PATIENCE_S):
+                    raise InUse(
+                        "sandbox_will_not_end",
+                        f"the keeper of {self._id!r} did not end within {grace + 2 * _PATIENCE_S:.0f} s",
+                        hint="look for a process in state D: elsewhere ps",
+                    )
+        finally:
+            os.close(watch)
+
+    # -- packets ----------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        try:
+            wire.send(self.sock, message)
+        except OSError as error:
+            raise self._gone() from error
+
+    def _receive(self, size: int = 4096) -> tuple[str, list[int]]:
+        try:
+            data, fds = wire.receive_raw(self.sock, size, 1)
+        except OSError as error:
+            raise self._gone() from error
+        if not data:
+            raise self._gone()
+        return data.decode("ascii", "replace"), fds
+
+    def _ask(self, message: tuple[Any, ...]) -> str:
+        self._send(message)
+        words, fds = self._receive()
+        for fd in fds:
+            os.close(fd)
+        return words
+
+    def _descriptor(self, word: str) -> int:
+        self._send((word,))
+        words, fds = self._receive()
+        if words == word and len(fds) == 1:
+            return fds[0]
+        for fd in fds:
+            os.close(fd)
+        self._done(words, word)
+        raise self._nonsense(words)
+
+    def _done(self, words: str, what: str) -> None:
+        if words == "done":
+            return
+        refused, _, number = words.partition(" ")
+        if refused != "refused" or not number.isdigit():
+            raise self._nonsense(words)
+        if int(number) in (errno.ESRCH, errno.ENOENT):
+            raise NotFound("process_not_found", f"there is no {what} in {self._id!r}", hint=f"elsewhere ps {self._id}")
+        raise UsageError("keeper_refused", f"{what} in {self._id!r}: {os.strerror(int(number))}")
+
+    def _gone(self) -> Broken:
+        return Broken("sandbox_gone", f"the sandbox {self._id!r} is not running any more", hint=f"elsewhere start {self._id}")
+
+    def _nonsense(self, words: str) -> Broken:
+        return Broken("keeper_nonsense", f"the keeper of {self._id!r} answered {words!r}")
+
+
+def wait(watch: int, seconds: float = _PATIENCE_S) -> bool:
+    """Whether the process behind a descriptor has ended, and everything in its process namespace with it."""
+    return bool(select.select([watch], [], [], seconds)[0])

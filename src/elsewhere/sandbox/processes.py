@@ -1,0 +1,88 @@
+"""What runs, as /proc tells it: who belongs to whom. For the keeper, so nothing here imports anything at run time."""
+
+import os
+
+__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "tree_of"]
+
+# Every command carries this variable, so that what it left behind can be found even in a session of its own.
+MARK = "ELSEWHERE_COMMAND"
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+class Process:
+    """One line of /proc/PID/stat, as far as we need it."""
+
+    __slots__ = ("parent", "pid", "rss_kib", "session", "started", "state", "ticks")
+
+    def __init__(self, pid: int, words: list[bytes]) -> None:
+        self.pid = pid
+        self.state = words[0].decode("ascii", "replace")
+        self.parent = int(words[1])
+        self.session = int(words[3])
+        self.ticks = int(words[11]) + int(words[12])
+        self.started = int(words[19])
+        self.rss_kib = int(words[21]) * _PAGE_KIB
+
+
+def everything() -> dict[int, Process]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    words = stream.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if len(words) > 21:
+                found[int(name)] = Process(int(name), words)
+    return found
+
+
+def tree_of(leader: int, processes: dict[int, Process]) -> set[int]:
+    """A process, its descendants, and everybody in a session that it leads."""
+    wanted = {leader}
+    grown = True
+    while grown:
+        grown = False
+        for pid, process in processes.items():
+            if pid not in wanted and (process.parent in wanted or process.session == leader):
+                wanted.add(pid)
+                grown = True
+    return wanted
+
+
+def descendants(ancestor: int) -> list[int]:
+    processes = everything()
+    found = {ancestor}
+    grown = True
+    while grown:
+        more = {pid for pid, process in processes.items() if process.parent in found} - found
+        found |= more
+        grown = bool(more)
+    return sorted(found - {ancestor})
+
+
+def mark_of(pid: int) -> str:
+    """Which command a process came from; empty if it does not say."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            environment = b"\0" + stream.read()
+    except OSError:
+        return ""
+    _, found, rest = environment.partition(f"\0{MARK}=".encode())
+    return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
+
+
+def kill_quietly(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass  # gone already, which is what was wanted
+
+
+def reap_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
