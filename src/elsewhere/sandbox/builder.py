@@ -19,7 +19,6 @@ to the builder; end of file on it ends the builder.
 import errno
 import os
 import pickle
-import secrets
 import select
 import signal
 import socket
@@ -32,7 +31,7 @@ from elsewhere.linux.mounts import Bench, Operation, Plan
 from elsewhere.sandbox import fuse as fuse_programs
 from elsewhere.sandbox import processes, wire
 from elsewhere.sandbox.forking import leave_the_launcher
-from elsewhere.sandbox.fuse import Daemon, Fuse
+from elsewhere.sandbox.fuse import Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeper import Keeper, seal_imports
 from elsewhere.sandbox.view import USER_ROOT
@@ -44,13 +43,15 @@ _PATIENCE_S = 10.0
 
 
 class BuildFailed(Exception):
-    """What could not be done here: the step, and the kernel's answer. An accident says nothing about what this host allows."""
+    """What could not be done here: the step, and the kernel's answer. An accident says nothing about what this host allows. Where
+    the kernel gave no answer, somebody was killed: that may be an accident, and is worth a second attempt."""
 
     def __init__(self, step: str, number: int, text: str) -> None:
         super().__init__(f"{step}: {text}")
         self.step = step
         self.errno = number
         self.accident = step == "builder" or number in (errno.EAGAIN, errno.ENOMEM)
+        self.again = self.accident or number in (0, errno.ESRCH)
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ def run(
             userns.map_myself(uid, gid)
         sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
         bench = Bench(-1, -1, "")
-        daemons: list[Daemon] = []
+        daemons: list[Any] = []
         if not whole_machine:
             # Before there is anything of ours to be seen in it.
             step = "root"
@@ -234,7 +235,7 @@ def _keeper(control: socket.socket, builder_end: socket.socket, whole_machine: b
             step = "user namespace"
             # Counters (inotify, for one) are kept for whoever creates a user namespace: under an id of its own, each sandbox has
             # its own budget. The id lies outside of what sandboxes map.
-            os.seteuid(FIRST_ID + ID_COUNT + secrets.randbelow(1 << 20))
+            os.seteuid(FIRST_ID + ID_COUNT + int.from_bytes(os.urandom(4), "big") % (1 << 20))
             capabilities.regain()
             sys_.unshare(sys_.CLONE_NEWUSER)
             wire.send(builder_end, "unshared")

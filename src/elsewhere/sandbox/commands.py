@@ -363,7 +363,9 @@ def _check_started(message: str, spec: Spec) -> int:
         )
     else:
         error = UsageError(
-            "bad_directory", f"the directory {spec.directory!r} cannot be entered in the sandbox: {os.strerror(number)}"
+            "bad_directory",
+            f"the directory {spec.directory!r} cannot be entered in the sandbox: {os.strerror(number)}",
+            hint="name a directory that is there inside, relative to the project",
         )
     error.exit_code = int(code)
     raise error

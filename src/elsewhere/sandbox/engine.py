@@ -58,8 +58,8 @@ def start(state: State, name: str) -> None:
             )
     finally:
         os.close(writer)
-    with open(reader, "rb") as pipe:
-        listening = pipe.read()  # a word when it listens; nothing when it ended, or found another one there
+    with open(reader, "rb", buffering=0) as pipe:
+        listening = pipe.read(16)  # a word when it listens; nothing when it ended, or found another one there
     code = None if listening else launcher.wait()
     launcher.returncode = 0  # it is meant to outlive us: no warning when this object goes
     if code:

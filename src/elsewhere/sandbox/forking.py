@@ -6,7 +6,7 @@ import signal
 
 from elsewhere.linux import syscalls
 
-__all__ = ["leave_the_launcher", "raise_descriptor_limit"]
+__all__ = ["close_all_but", "leave_the_launcher", "original_descriptor_limit", "raise_descriptor_limit"]
 
 _original_limit: tuple[int, int] | None = None
 
@@ -19,6 +19,10 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def original_descriptor_limit() -> tuple[int, int]:
+    return _original_limit or resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
 def leave_the_launcher(kept: list[int]) -> None:
     """No descriptor but the kept ones, no signal handler, the limits of whoever started the launcher."""
     signal.set_wakeup_fd(-1)
@@ -26,6 +30,11 @@ def leave_the_launcher(kept: list[int]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, _original_limit)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    close_all_but(kept)
+
+
+def close_all_but(kept: list[int]) -> None:
+    """Besides standard input and outputs."""
     edges = [2, *sorted(kept), 1 << 31]
     for before, after in itertools.pairwise(edges):
         if before + 1 < after:

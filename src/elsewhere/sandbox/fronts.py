@@ -1,15 +1,21 @@
-"""Fronts: processes that wait, with everything loaded and rehearsed, to do one command line's work on its client's behalf."""
+"""Fronts: processes that wait, with everything loaded and rehearsed, to do one command line's work on its client's behalf.
+
+They are forked by a process of their own (`Stand`), so that the launcher does not have to: one that forks pays for it afterwards.
+"""
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from elsewhere.sandbox import wire
+from elsewhere.sandbox.forking import leave_the_launcher
 
-__all__ = ["Front", "wait"]
+__all__ = ["Front", "Stand"]
 
 
 class Front(Protocol):
@@ -22,7 +28,58 @@ class Front(Protocol):
         """One command line, on the descriptors, in the directory and with the environment of this process: its exit code."""
 
 
-def wait(orders: socket.socket, front: Front) -> NoReturn:
+class Stand:
+    """Where fronts wait to be taken."""
+
+    def __init__(self, work: Front, before_forking: Callable[[], None]) -> None:
+        self._work = work
+        self._before_forking = before_forking
+        self._orders = self._start()
+
+    def _start(self) -> socket.socket:
+        self._before_forking()
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            leave_the_launcher([theirs.fileno()])
+            _serve(theirs, self._work)
+        theirs.close()
+        return ours
+
+    def front(self) -> socket.socket:
+        """The way to a new one: it is sent the client's message, with the client's socket and descriptors."""
+        ours, theirs = wire.pair()
+        with theirs:
+            try:
+                wire.send(self._orders, ("front",), [theirs.fileno()])
+            except OSError:  # it was killed
+                self._orders.close()
+                self._orders = self._start()
+                wire.send(self._orders, ("front",), [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        self._orders.close()
+
+
+def _serve(orders: socket.socket, work: Front) -> NoReturn:
+    """Until the launcher is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        while True:
+            _, fds = wire.receive(orders)
+            if os.fork() == 0:
+                try:
+                    leave_the_launcher(fds)
+                    _wait(socket.socket(fileno=fds[0]), work)
+                finally:
+                    os._exit(1)
+            for fd in fds:
+                os.close(fd)
+    finally:
+        os._exit(0)
+
+
+def _wait(orders: socket.socket, front: Front) -> NoReturn:
     """In a process of its own: until a client comes, then until its work is done."""
     code = 125
     with contextlib.suppress(Exception):

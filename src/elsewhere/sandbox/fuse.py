@@ -2,18 +2,21 @@
 
 import os
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elsewhere.linux import capabilities
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench
 from elsewhere.sandbox.view import Layer
 
-__all__ = ["Daemon", "Fuse", "outlive", "start"]
+__all__ = ["Fuse", "outlive", "start"]
 
-Daemon = subprocess.Popen[bytes]
+if TYPE_CHECKING:
+    import subprocess
+
+    Daemon = subprocess.Popen[bytes]
 
 _PATIENCE_S = 5.0
 
@@ -28,8 +31,10 @@ class Fuse:
     layers: tuple[Layer, ...]
 
 
-def start(fuse: Fuse, bench: Bench) -> list[Daemon]:
+def start(fuse: Fuse, bench: Bench) -> "list[Daemon]":
     """One fuse-overlayfs for each layer, running when this returns."""
+    import subprocess  # what registers itself for forks is a cost to every keeper, and few sandboxes need it
+
     daemons = []
     for layer in fuse.layers:
         place = bench.scratch_directory()
@@ -64,7 +69,7 @@ def start(fuse: Fuse, bench: Bench) -> list[Daemon]:
     return daemons
 
 
-def outlive(keeper: int, daemons: list[Daemon]) -> None:
+def outlive(keeper: int, daemons: "list[Daemon]") -> None:
     """The programs that serve the sandbox's files hold the mounts that they serve, and so never end by themselves."""
     os.waitpid(keeper, 0)
     for daemon in daemons:

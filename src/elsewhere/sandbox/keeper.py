@@ -103,7 +103,7 @@ class Keeper:
         self._closing: float | None = None
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._woken = woken
+        self._woken, self._waker = woken, waker
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._poll = select.poll()
@@ -122,6 +122,12 @@ class Keeper:
             self._spawn(Spec.unpacked(message[1]), fds)
             while self._commands:
                 self._round()
+
+    def close(self) -> None:
+        """For one that only rehearsed."""
+        signal.set_wakeup_fd(-1)
+        for fd in (self._null, self._woken, self._waker):
+            os.close(fd)
 
     def serve(self) -> NoReturn:
         """Never returns and never raises: a traceback would read files of the sandbox."""

@@ -33,8 +33,8 @@ from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import creation, forking, fronts, record, sweeper, truth, wire
-from elsewhere.sandbox.fronts import Front
+from elsewhere.sandbox import creation, forking, record, sweeper, truth, wire
+from elsewhere.sandbox.fronts import Front, Stand
 from elsewhere.sandbox.nursery import Nursery
 from elsewhere.sandbox.registry import Registry
 from elsewhere.sandbox.stock import Stock
@@ -83,13 +83,14 @@ class Launcher:
         self._connections: dict[int, _Connection] = {}
         self._keepers: dict[int, _Keeper] = {}
         self._by_sandbox: dict[str, _Keeper] = {}
-        self._nursery = Nursery(state.path, lambda orders: fronts.wait(orders, front))
+        self._registry = Registry(state)
+        self._nursery = Nursery(state.path)
+        self._stand = Stand(front, self._before_forking)
         self._stock = Stock(state, self._nursery)
         self._fronts: list[socket.socket] = []
         self._sweeper = sweeper.start(state)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._climber = creation.Climber()
-        self._registry = Registry(state)
         self._unregistered: list[record.Record] = []
         self._poll = select.poll()
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -307,9 +308,14 @@ class Launcher:
             pass  # it has enough to do, and will see the rest of the trash as well
         except OSError:  # it was killed; another one looks around as soon as it starts
             self._sweeper.close()
+            self._before_forking()
             self._sweeper = sweeper.start(self._state)
         finally:
             _close(mount_namespace)
+
+    def _before_forking(self) -> None:
+        """A child that is to use the database must not inherit an open one: SQLite would take our locks for its own."""
+        self._registry.close()
 
     # -- mounts -----------------------------------------------------------------------------------------------------------------
 
@@ -344,7 +350,7 @@ class Launcher:
 
     def _add_front(self) -> None:
         """One that waits: a fork is slow at everything that it does for the first time, so it rehearses while nobody waits."""
-        self._fronts.append(self._nursery.front())
+        self._fronts.append(self._stand.front())
 
     def close(self) -> None:
         """Nothing that was made ahead of time stays."""
@@ -352,6 +358,7 @@ class Launcher:
         for front in self._fronts:
             front.close()
         self._nursery.close()
+        self._stand.close()
         self._sweeper.close()  # it empties the trash once more, and ends
 
     def _leave(self) -> NoReturn:
@@ -374,6 +381,8 @@ def _close(fd: int) -> None:
 def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:
     """Be the launcher until idle. Another one that was faster is not an error."""
     place = os.path.join(state.room("run"), socket_name)
+    if ready >= 0:
+        os.set_inheritable(ready, False)  # whoever started us waits until nobody has it any more
     lock = os.open(place + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

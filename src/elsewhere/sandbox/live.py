@@ -8,11 +8,12 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elsewhere.changes.compare import Changes
-from elsewhere.clock import wall
+from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, Refused, UsageError
 from elsewhere.sandbox import contents, environment, line, record, rungs, truth
 from elsewhere.sandbox.engine import Engine
@@ -25,6 +26,8 @@ from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
 __all__ = ["Live", "create", "enter"]
+
+_PATIENCE_S = 10.0
 
 
 class Live:
@@ -217,8 +220,12 @@ def enter(state: State, sandbox_id: str) -> Live:
 
 
 def _entered(engine: Engine, found: Record) -> Live:
-    reached = line.connect(engine.state.sandbox(found.id))
-    if reached is None:
+    """One that was made a moment ago: on a busy machine its keeper may not have come round to listening yet."""
+    deadline = monotonic() + _PATIENCE_S
+    while (reached := line.connect(engine.state.sandbox(found.id))) is None:
+        if record.is_alive(engine.state, found.id) and monotonic() < deadline:
+            time.sleep(0.002)
+            continue
         raise Broken("sandbox_gone", f"the keeper of {found.id!r} does not answer", hint=f"elsewhere stop {found.id}")
     return Live(engine, found, _patient(reached.sock), owned=False)
 

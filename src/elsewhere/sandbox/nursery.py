@@ -1,99 +1,125 @@
-"""The nursery: a process beside the launcher that does nothing but fork, so that the launcher does not have to.
+"""The nursery: a lean process beside the launcher that does nothing but fork blanks (`builder.py`).
 
-A process that forks shares its memory with the child, and pays for it at everything it writes afterwards: hundreds of page faults
-in the middle of the next request. So the launcher asks, and the nursery forks blanks (`builder.py`) and fronts (`launcher.py`).
+A process that forks shares its memory with the child, and both pay for it at everything they write afterwards: the launcher with
+page faults in the middle of the next request, a keeper with memory for as long as it lives. So the launcher asks, and a process
+forks that is an interpreter of its own with next to nothing loaded: above all nothing that registers itself for forks (`random`,
+`threading`), which alone would cost each keeper half a megabyte.
 
-    ("blank", whole_machine) with the keeper's and the builder's ends     ("front",) with the front's end
+    ("blank", whole_machine) with the keeper's and the builder's ends
 
 A keeper whose builder has ended becomes the launcher's child, which reaps it: the launcher is the nearest subreaper above.
 """
 
+import contextlib
+import gc
 import os
+import resource
 import signal
 import socket
-from collections.abc import Callable
+import sys
 from typing import NoReturn
 
-from elsewhere.linux import seccomp
+from elsewhere.linux import seccomp, syscalls
+from elsewhere.linux.mounts import Operation
 from elsewhere.sandbox import builder, view, wire
 from elsewhere.sandbox.builder import Blank
-from elsewhere.sandbox.forking import leave_the_launcher
+from elsewhere.sandbox.forking import close_all_but, original_descriptor_limit
+from elsewhere.sandbox.keeper import Keeper
 
-__all__ = ["Nursery"]
+__all__ = ["Nursery", "serve"]
+
+_ORDERS = 3
+_ROUNDS = 12
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from elsewhere.sandbox import nursery; nursery.serve(*sys.argv[2:])"
 
 
 class Nursery:
-    def __init__(self, state_path: str, front: Callable[[socket.socket], NoReturn]) -> None:
-        """`front` is what a front does with its end; it is called in the child."""
+    def __init__(self, state_path: str) -> None:
         self._state_path = state_path
-        self._front = front
         self._orders = self._start()
 
     def _start(self) -> socket.socket:
         ours, theirs = wire.pair()
-        if os.fork() == 0:
-            try:
-                leave_the_launcher([theirs.fileno()])
-                _Nurse(theirs, self._state_path, self._front).serve()
-            finally:
-                os._exit(1)
-        theirs.close()
+        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-X",
+            "utf8",
+            "-c",
+            _START,
+            package,
+            self._state_path,
+            *map(str, original_descriptor_limit()),
+        ]
+        with theirs:
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ORDERS)]
+            os.posix_spawn(sys.executable, argv, dict(os.environ), file_actions=actions, setsigdef=[signal.SIGCHLD])
         return ours
 
     def blank(self, *, whole_machine: bool) -> Blank:
         blank, ends = builder.unborn()
-        self._ask(("blank", whole_machine), ends)
-        return blank
-
-    def front(self) -> socket.socket:
-        ours, theirs = wire.pair()
-        self._ask(("front",), [theirs])
-        return ours
-
-    def _ask(self, order: tuple[object, ...], ends: list[socket.socket]) -> None:
-        numbers = [end.fileno() for end in ends]
+        order, fds = ("blank", whole_machine), [end.fileno() for end in ends]
         try:
             try:
-                wire.send(self._orders, order, numbers)
-            except ConnectionError:  # it was killed: another one does the same
+                wire.send(self._orders, order, fds)
+            except OSError:  # it was killed
                 self._orders.close()
                 self._orders = self._start()
-                wire.send(self._orders, order, numbers)
+                wire.send(self._orders, order, fds)
         finally:
             for end in ends:
                 end.close()
+        return blank
 
     def close(self) -> None:
         self._orders.close()
 
 
-class _Nurse:
-    def __init__(self, orders: socket.socket, state_path: str, front: Callable[[socket.socket], NoReturn]) -> None:
-        self._orders = orders
-        self._state_path = state_path
-        self._front = front
-        self._filter = seccomp.program()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # builders and fronts are reaped by the kernel
+def serve(state_path: str, soft: str, hard: str) -> NoReturn:
+    """Until the launcher is gone. `soft` and `hard` are the limits of descriptors that commands are to have."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
+    orders = socket.socket(fileno=_ORDERS)
+    filter_program = seccomp.program()
+    standing: dict[bool, tuple[object, tuple[Operation, ...]]] = {}
+    _warm_up()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # builders are reaped by the kernel
+    gc.collect()
+    gc.freeze()  # what is there now stays, and is not touched in every child
+    try:
+        while True:
+            (_, whole_machine), fds = wire.receive(orders)
+            stamp = view.standing_stamp()
+            if standing.get(whole_machine, (None,))[0] != stamp:
+                standing[whole_machine] = (stamp, view.standing(whole_machine=whole_machine))
+            if os.fork() == 0:
+                try:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    close_all_but(fds)
+                    ends = [socket.socket(fileno=fd) for fd in fds]
+                    operations = standing[whole_machine][1]
+                    builder.run(ends[0], ends[1], operations, state_path, whole_machine, filter_program, None)
+                finally:
+                    os._exit(1)
+            for fd in fds:
+                os.close(fd)
+    finally:
+        os._exit(0)
 
-    def serve(self) -> NoReturn:
-        """Until the launcher is gone."""
-        try:
-            while True:
-                order, fds = wire.receive(self._orders)
-                if os.fork() == 0:
-                    try:
-                        leave_the_launcher(fds)
-                        self._be(order, [socket.socket(fileno=fd) for fd in fds])
-                    finally:
-                        os._exit(1)
-                for fd in fds:
-                    os.close(fd)
-        finally:
-            os._exit(0)
 
-    def _be(self, order: tuple[object, ...], ends: list[socket.socket]) -> NoReturn:
-        if order[0] == "front":
-            self._front(ends[0])
-        whole_machine = bool(order[1])
-        standing = view.standing(whole_machine=whole_machine)
-        builder.run(ends[0], ends[1], standing, self._state_path, whole_machine, self._filter, None)
+def _warm_up() -> None:
+    """Python rewrites code while it runs for the first few times. Done here, that is done for all keepers: they share it, and do
+    not each get pages of their own for it."""
+    ours, theirs = wire.pair()
+    with ours, theirs:
+        keeper = Keeper(theirs, alone=False)
+        for _ in range(_ROUNDS):
+            keeper.rehearse()
+            with contextlib.suppress(OSError):
+                os.close(syscalls.fsopen("proc"))
+            syscalls.prctl(syscalls.PR_GET_DUMPABLE)
+            syscalls.capget()
+        keeper.close()

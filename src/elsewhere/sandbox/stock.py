@@ -71,13 +71,19 @@ class Stock:
 
     def raise_again(self, mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
         """A sandbox in the directory that it has already, which stays whatever happens."""
+        try:
+            return mechanisms.raise_sandbox(mechanism, subject, self._state, directory, self._take)
+        except BuildFailed as failure:
+            if not failure.again:
+                raise
+        self._drop_blanks()  # one of those that waited was dead
         return mechanisms.raise_sandbox(mechanism, subject, self._state, directory, self._take)
 
     def _make(self, mechanism: Mechanism, subject: Subject) -> Raised:
         try:
             return self._make_once(mechanism, subject)
         except BuildFailed as failure:
-            if not failure.accident:
+            if not failure.again:
                 raise
         self._drop_blanks()  # one of those that waited was dead
         return self._make_once(mechanism, subject)

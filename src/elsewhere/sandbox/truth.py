@@ -25,7 +25,18 @@ from elsewhere.storage.state import State
 if TYPE_CHECKING:
     from elsewhere.sandbox.registry import Fact, Registry, Row
 
-__all__ = ["Survey", "drain", "empty_trash", "end_earlier_life", "forget", "name_reserved", "record_refusal", "requests", "row_of", "survey"]
+__all__ = [
+    "Survey",
+    "drain",
+    "empty_trash",
+    "end_earlier_life",
+    "forget",
+    "name_reserved",
+    "record_refusal",
+    "requests",
+    "row_of",
+    "survey",
+]
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ import contextlib
 import errno
 import os
 import stat
-import threading
+from _thread import get_ident  # `threading` itself costs every process that forks
 from dataclasses import dataclass
 
 from elsewhere.errors import StateError
@@ -136,7 +136,7 @@ def _unusable(place: str, error: OSError) -> StateError:
 
 def write_aside(path: str, content: bytes, mode: int = 0o600) -> None:
     """Whole or not at all: readers see the old content or the new one."""
-    aside = f"{path}.{os.getpid()}-{threading.get_ident()}.new"
+    aside = f"{path}.{os.getpid()}-{get_ident()}.new"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         try:
