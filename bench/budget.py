@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import cloning
 import filework
 import memory
+import pinned
 import shell
 import warm
 from measure import Row, Section
@@ -27,7 +28,8 @@ def judge(sections: list[Section]) -> list[Verdict]:
         _ratio(by_letter.get("B"), shell.ELSEWHERE, "cold `elsewhere run -- true`, against `python -c pass`", 2.5, 2.0),
         _memory(by_letter.get("E"), 2.0),
         _ratio(by_letter.get("D"), filework.TOTAL, "file work inside, against outside", 1.4, None),
-        _faster(by_letter.get("C")),
+        _faster(by_letter.get("G"), pinned.WARM.format(20_000), "pinned create, 20,000 files, warm"),
+        _faster(by_letter.get("C"), cloning.ELSEWHERE, "live create"),
     ]
 
 
@@ -52,10 +54,9 @@ def _memory(section: Section | None, limit: float) -> Verdict:
     return Verdict(what, budget, f"{row.samples.median:.2f} MiB", _verdict(row.samples.median, limit, None))
 
 
-def _faster(section: Section | None) -> Verdict:
-    """The budget is meant for a pinned base; there is only a live one so far, which is held to the same."""
-    what, budget = "create, against `git worktree add` (live; the budget is for a pinned base)", "≥ 10 x faster"
-    row = section.row(cloning.ELSEWHERE) if section else None
+def _faster(section: Section | None, name: str, what: str) -> Verdict:
+    what, budget = f"{what}, against `git worktree add`", "≥ 10 x faster"
+    row = section.row(name) if section else None
     if row is None or not row.ratio:
         return Verdict(what, budget, "-", f"not measured{_reason(section)}")
     return Verdict(what, budget, f"{1 / row.ratio:.0f} x faster", "met" if 1 / row.ratio >= 10 else "missed")

@@ -14,7 +14,7 @@ from project import git
 from rounds import interleaved
 from workspace import Workspace
 
-__all__ = ["ELSEWHERE", "WORKTREE", "cloning"]
+__all__ = ["ELSEWHERE", "WORKTREE", "cloning", "worktree"]
 
 ELSEWHERE = "elsewhere: create"
 WORKTREE = "git worktree add"
@@ -32,7 +32,7 @@ def cloning(place: Workspace, effort: Effort) -> Section:
     no_copy = "" if shutil.which("cp") else "cp is not installed"
     lineup: list[tuple[Row, Callable[[], float]]] = [
         (Row(ELSEWHERE, "everything: untracked and ignored files, the machine around it"), lambda: _sandbox(place)),
-        (Row(WORKTREE, "tracked files only, no isolation", absent=no_git), lambda: _worktree(place)),
+        (Row(WORKTREE, "tracked files only, no isolation", absent=no_git), lambda: worktree(place)),
         (Row("cp -a", "the project's files, no isolation", absent=no_copy), lambda: _copy(place)),
     ]
     present = [(row, once) for row, once in lineup if not row.absent]
@@ -52,7 +52,7 @@ def _sandbox(place: Workspace) -> float:
     return took
 
 
-def _worktree(place: Workspace) -> float:
+def worktree(place: Workspace) -> float:
     target = place.fresh("worktree")
     began = time.perf_counter()
     git(place.project, "worktree", "add", "--quiet", "--detach", target)

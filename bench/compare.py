@@ -22,12 +22,15 @@ import project
 import workspace
 from cloning import cloning
 from contenders import Sandlock, neighbours
+from crowd import crowd
 from effort import FULL, QUICK, Effort
 from elsewhere import Sandbox
 from elsewhere.sandbox.engine import socket_name
+from execing import executing
 from filework import file_work
 from measure import Section
 from memory import idle_memory
+from pinned import pinned
 from report import Report
 from shell import cold
 from warm import in_process, sustained
@@ -35,13 +38,14 @@ from workspace import Workspace
 
 _RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "latest.json")
 _EXAMPLES = """examples:
-  bench/compare.py                                   everything, two to three minutes
+  bench/compare.py                                   everything, five minutes
   bench/compare.py --quick                           a smoke test, some seconds
   bench/compare.py --sections AB                     only starts, from a warm process and from a shell
   bench/compare.py --markdown docs/performance.md    everything, and the page for the documentation
 
 sections:
   A in process, warm    B from a cold shell    C cloning    D file work    E memory    F sustained
+  G pinned bases    H commands in a running sandbox    I many at once
 """
 
 Sections = dict[str, Callable[[], Section]]
@@ -85,6 +89,9 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
             "D": lambda: file_work(place, effort),
             "E": lambda: idle_memory(place, effort),
             "F": lambda: sustained(place, effort, known),
+            "G": lambda: pinned(place, effort),
+            "H": lambda: executing(place, effort, arguments.docker_image),
+            "I": lambda: crowd(place, effort),
         }
         for letter, section in sections.items():
             if letter not in arguments.sections:
@@ -144,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="very few repetitions: shows that everything works")
     parser.add_argument("--markdown", metavar="FILE", help="also write a page with the tables")
     parser.add_argument("--json", metavar="FILE", default=_RESULTS, help="where to write all numbers (bench/results/latest.json)")
-    parser.add_argument("--sections", metavar="LETTERS", default="ABCDEF", type=_letters, help="only these, like AB")
+    parser.add_argument("--sections", metavar="LETTERS", default="ABCDEFGHI", type=_letters, help="only these, like AB")
     parser.add_argument(
         "--directory",
         metavar="DIR",
@@ -163,8 +170,8 @@ def _arguments() -> argparse.Namespace:
 
 def _letters(text: str) -> str:
     letters = text.upper()
-    if not letters or set(letters) - set("ABCDEF"):
-        raise argparse.ArgumentTypeError(f"{text!r}: use letters of ABCDEF")
+    if not letters or set(letters) - set("ABCDEFGHI"):
+        raise argparse.ArgumentTypeError(f"{text!r}: use letters of ABCDEFGHI")
     return letters
 
 

@@ -17,6 +17,10 @@ class Effort:
     memory_rounds: int
     sustained: int
     strange_projects: int
+    pinned_files: tuple[int, ...]
+    pinned_rounds: int
+    at_once: int
+    running_at_once: int
     pause: float = 0.015
     """Before each start, not timed, the same for all: time in which waiting keepers are replaced, as between the commands of
     any real user. F leaves it out."""
@@ -33,6 +37,10 @@ FULL = Effort(
     memory_rounds=3,
     sustained=200,
     strange_projects=40,
+    pinned_files=(1_000, 20_000, 200_000),
+    pinned_rounds=7,
+    at_once=50,
+    running_at_once=1_000,
 )
 QUICK = Effort(
     project_files=2_000,
@@ -45,4 +53,8 @@ QUICK = Effort(
     memory_rounds=1,
     sustained=20,
     strange_projects=3,
+    pinned_files=(500, 2_000),
+    pinned_rounds=2,
+    at_once=8,
+    running_at_once=10,
 )

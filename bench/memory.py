@@ -10,7 +10,7 @@ from elsewhere import Sandbox
 from measure import Row, Samples, Section
 from workspace import Workspace
 
-__all__ = ["KEEPER", "idle_memory"]
+__all__ = ["KEEPER", "available_mib", "idle_memory", "proportional_mib"]
 
 KEEPER = "keeper, proportional set size"
 _SETTLE_S = 0.5
@@ -32,15 +32,17 @@ def idle_memory(place: Workspace, effort: Effort) -> Section:
     refused = ""
     for _ in range(effort.memory_rounds):
         with contextlib.ExitStack() as stack:
-            stack.enter_context(Sandbox.create(project=place.project, base="live"))  # the launcher's own growth is not a sandbox's
+            stack.enter_context(
+                Sandbox.create(project=place.project, base="live")
+            )  # the launcher's own growth is not a sandbox's
             time.sleep(_SETTLE_S)
-            before = _available_mib()
+            before = available_mib()
             for _ in range(count):
                 stack.enter_context(Sandbox.create(project=place.project, base="live"))
             time.sleep(_SETTLE_S)
-            machine.append((before - _available_mib()) / count)
+            machine.append((before - available_mib()) / count)
             try:
-                proportional += [_proportional_mib(pid) for pid in _keepers(place, count)]
+                proportional += [proportional_mib(pid) for pid in _keepers(place, count)]
             except PermissionError:
                 refused = "an ordinary user cannot read it: keepers are closed to everybody (not dumpable)"
     row = Row(KEEPER, "pid 1 of each sandbox", absent=refused)
@@ -57,12 +59,12 @@ def _keepers(place: Workspace, count: int) -> list[int]:
     return found
 
 
-def _proportional_mib(pid: int) -> float:
+def proportional_mib(pid: int) -> float:
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as stream:
         return _kib(stream.read(), "Pss") / 1024
 
 
-def _available_mib() -> float:
+def available_mib() -> float:
     with open("/proc/meminfo", encoding="ascii") as stream:
         return _kib(stream.read(), "MemAvailable") / 1024
 

@@ -8,7 +8,7 @@ import sys
 
 from elsewhere import units
 from elsewhere.cli import show
-from elsewhere.cli.parsing import Verbs, add_base, add_id, print_json
+from elsewhere.cli.parsing import Verbs, add_base, add_id, count, print_json
 from elsewhere.cli.progress import teller
 from elsewhere.errors import UsageError
 from elsewhere.operations import creating, documents, files, sandboxes
@@ -51,7 +51,7 @@ def add(verbs: Verbs) -> None:
     listing.add_argument("--state", action="append", choices=_STATES, help="only those in this state")
     listing.add_argument("--label", metavar="KEY=VALUE", action="append", default=[], help="only those with this label")
     listing.add_argument("--project", metavar="DIR", help="only those of this project")
-    listing.add_argument("--limit", metavar="N", type=int, help="at most so many")
+    listing.add_argument("--limit", metavar="N", type=count, help="at most so many")
     add_id(verbs.add("inspect", _inspect, "everything about one sandbox", "examples:\n  elsewhere inspect @last\n"))
     diff = verbs.add("diff", _diff, "what a sandbox changed", "examples:\n  elsewhere diff @last --stat\n")
     add_id(diff)

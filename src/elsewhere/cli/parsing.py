@@ -17,6 +17,7 @@ __all__ = [
     "add_environment",
     "add_id",
     "command_of",
+    "count",
     "environment_of",
     "print_json",
 ]
@@ -67,6 +68,14 @@ class Verbs:
 
 def add_id(parser: argparse.ArgumentParser, **more: Any) -> None:
     parser.add_argument("ids" if more else "id", metavar="ID", help=_ID, **more)
+
+
+def count(text: str) -> int:
+    """How many: none or more."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
 
 
 def add_base(parser: argparse.ArgumentParser, default: str) -> None:

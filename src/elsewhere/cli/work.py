@@ -14,6 +14,7 @@ from elsewhere.cli.parsing import (
     add_environment,
     add_id,
     command_of,
+    count,
     environment_of,
     print_json,
 )
@@ -92,7 +93,7 @@ def add(verbs: Verbs) -> None:
     )
     add_id(requests, nargs="?")
     requests.add_argument("--state", action="append", choices=[*UNFINISHED, *TERMINAL], help="only those in this state")
-    requests.add_argument("--limit", metavar="N", type=int, default=50, help="at most so many; default 50")
+    requests.add_argument("--limit", metavar="N", type=count, default=50, help="at most so many; default 50")
     cancel = verbs.add("cancel", _cancel, "end a request, or all of a sandbox", "examples:\n  elsewhere cancel fix\n")
     cancel.add_argument("id", metavar="ID", help="a request, or a sandbox: then everything that is unfinished in it")
 

@@ -14,10 +14,11 @@ left in its layers can move a mount to another place.
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.syscalls import AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_RECURSIVE, OPEN_TREE_CLONE
@@ -257,7 +258,13 @@ class Cover(Operation):
 
     def execute(self, bench: Bench) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            Operation.execute(self, bench)
+            try:
+                Operation.execute(self, bench)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # A sandbox that is started again may have put something of the other kind there.
+                Operation.execute(replace(self, directory=not self.directory), bench)
 
     def words(self) -> str:
         return "hidden"

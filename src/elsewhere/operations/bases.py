@@ -9,7 +9,7 @@ a commit  its tree at the project's own path, HEAD detached there, with the rest
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elsewhere import units
@@ -37,12 +37,13 @@ class Teller:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`base` is for the record. `shift` says whose owners the base has on disk; None: it has none of its own. `remark` is what
-    somebody who asked for `auto` should know."""
+    """`base` is for the record. `shift` says whose owners the base has on disk; None: it has none of its own. `manifest` says
+    what reality was like, and `dirty` are the files of which there is no copy anywhere. `remark` is what somebody should know."""
 
     base: dict[str, Any]
     shift: int | None = None
     manifest: bytes | None = None
+    dirty: list[str] = field(default_factory=list)
     remark: str = ""
 
 
@@ -66,7 +67,8 @@ def choose(
         from elsewhere.storage import scanning
 
         why = f"a first copy would be {estimate.files} files, {units.format_size(estimate.bytes)}"
-        yield Chosen({**live, "manifest": True}, None, scanning.save(estimate.scan), f"live base: {why}; --base pinned makes it")
+        remark = f"live base: {why}; --base pinned makes it"
+        yield Chosen({**live, "manifest": True}, None, scanning.save(estimate.scan), checkouts.dirty(project.path), remark)
         return
     if teller is not None and not estimate.exists:
         teller.estimate(estimate)

@@ -1,7 +1,9 @@
 """Making a sandbox: whose it is, what it starts from, whether it is there already."""
 
+import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +18,13 @@ from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
+from elsewhere.storage import copying
 from elsewhere.storage.state import State, write_aside
 
 __all__ = ["Wish", "create", "parse_label", "raise_sandbox"]
 
 _LONGEST_NAME = 63
+_REMEMBERED = 256 << 20  # bytes of files that git calls dirty
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +111,25 @@ def raise_sandbox(
                 shift = int(str(error.detail["shift"]))
                 continue
             if chosen.manifest is not None:
-                write_aside(os.path.join(made.directory, "manifest"), chosen.manifest)
+                _remember(made.directory, project.path, chosen.manifest, chosen.dirty)
             if chosen.remark and remark is not None:
                 remark(chosen.remark)
             return made
     raise AssertionError("one of the two attempts returns or raises")
+
+
+def _remember(directory: str, project: str, manifest: bytes, dirty: list[str]) -> None:
+    """What reality was like, and a copy of what is nowhere else: so that somebody who merges later knows where both began."""
+    write_aside(os.path.join(directory, "manifest"), manifest)
+    left = _REMEMBERED
+    for path in dirty:
+        source, target = os.path.join(project, path), os.path.join(directory, "dirty", path)
+        with contextlib.suppress(OSError):  # gone again, or closed: then there is no common beginning to be had
+            about = os.lstat(source)
+            if stat.S_ISREG(about.st_mode) and about.st_size <= left:
+                os.makedirs(os.path.dirname(target), 0o700, exist_ok=True)
+                copying.copy_file(source, target)
+                left -= about.st_size
 
 
 def _existing(state: State, sandbox_id: str, asked: dict[str, Any]) -> Record | None:

@@ -10,7 +10,7 @@ from elsewhere.errors import Broken, ElsewhereError, UsageError
 from elsewhere.operations.projects import refuse_inside, settings_of
 from elsewhere.paths import is_within
 from elsewhere.sandbox import commands, line, live, record
-from elsewhere.sandbox.commands import Outcome, Signals
+from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.journal import Journal
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.record import Record
@@ -23,6 +23,7 @@ __all__ = [
     "ExecRequest",
     "ExecResult",
     "Outputs",
+    "check_protocol",
     "execute",
     "journaled",
     "log_files",
@@ -74,7 +75,7 @@ def execute(wanted: ExecRequest, signals: Signals | None = None) -> ExecResult:
     state = State.open()
     box = live.enter(state, record.find(state, wanted.sandbox))
     try:
-        _check_protocol(box)
+        check_protocol(box)
         directory = working_directory(wanted.directory, box.record.project)
         sources = settings_of(box.record.project)
         outputs = log_files(box) if wanted.detached else None
@@ -104,7 +105,7 @@ def run_command(box: Live, spec: Spec, signals: Signals | None, *, capture: bool
     return commands.attached(box.control, spec, (0, 1, 2), signals)
 
 
-def _check_protocol(box: Live) -> None:
+def check_protocol(box: Live) -> None:
     """A keeper that was started by another version may not understand what we would ask of it."""
     if box.record.version == _this_version():
         return
@@ -163,6 +164,8 @@ class journaled(contextlib.AbstractContextManager[Request]):  # noqa: N801  (use
         with contextlib.suppress(ElsewhereError):
             # Whatever went wrong after it began, the keeper's word comes first and counts.
             reason = "refused" if isinstance(error, ElsewhereError) and not isinstance(error, Broken) else "lost"
+            if isinstance(error, CallerGone | KeyboardInterrupt):
+                reason = "cancelled"  # the keeper will say the same
             self._journal.end(self._request.id, reason, exit_code=getattr(error, "exit_code", None))
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
+from elsewhere.clock import monotonic
 from elsewhere.errors import Unavailable
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.sandbox import commands, live, record, rungs, transfer
@@ -14,6 +16,8 @@ from elsewhere.sandbox.transfer import Transferred
 from elsewhere.storage.state import State
 
 __all__ = ["copy", "files_of", "open_tree"]
+
+_PATIENCE_S = 5.0
 
 
 @contextlib.contextmanager
@@ -72,7 +76,10 @@ def _window(box: Live) -> int:
             commands.detached(box.control, spec, (null, null, null))
         finally:
             os.close(null)
-        inside = _find_window(box.id)
+        # It has started, but its environment can be read only when the kernel has put it in place.
+        deadline = monotonic() + _PATIENCE_S
+        while (inside := _find_window(box.id)) is None and monotonic() < deadline:
+            time.sleep(0.005)
     if inside is None:
         raise Unavailable("tree_closed", f"the tree of {box.id!r} cannot be shown on this host", hint="elsewhere cp")
     return inside

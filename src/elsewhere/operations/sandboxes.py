@@ -145,11 +145,12 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
     """From now on; None: for ever."""
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
+        # Before the keeper is told: one that ends by itself must not end earlier than what is written here.
+        found.expires_at = None if lifetime is None else wall() + lifetime
         reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
         if reached is not None:
             with reached:
                 reached.expire(lifetime)
-        found.expires_at = None if lifetime is None else wall() + lifetime
         record.save(found, state.sandbox(found.id))
         return state, found
 
@@ -225,6 +226,7 @@ def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> N
             what = _check_removable(state, found, force=force)
             if found.state == "running":
                 ending.end_keeper(state, found, 0.0 if force else 2.0)
+                what = _changes(state, found)  # again: it could write until now
             archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what))
     except Broken as error:
         if error.code != "sandbox_record_broken":

@@ -19,7 +19,6 @@ to the builder; end of file on it ends the builder.
 import errno
 import os
 import pickle
-import select
 import signal
 import socket
 from dataclasses import dataclass
@@ -74,11 +73,11 @@ class Blank:
 
     def is_ready(self) -> bool:
         """Whether `ready` would return at once."""
-        return bool(self.keeper_pid or select.select([self.orders], [], [], 0)[0])
+        return bool(self.keeper_pid or wire.readable(self.orders))
 
     def is_built(self) -> bool:
         """Whether `built` would return at once."""
-        return bool(select.select([self.orders], [], [], 0)[0])
+        return wire.readable(self.orders)
 
     def order(self, plan: Plan, directory: str, *, memory: int = 0) -> None:
         """Make a sandbox of it. Returns at once; `built` waits."""

@@ -6,6 +6,7 @@ of the sandbox's own, or is captured up to a cap.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -18,7 +19,7 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from elsewhere.errors import Broken, NotFound, Refused, UsageError
+from elsewhere.errors import Broken, InUse, NotFound, Refused, UsageError
 from elsewhere.sandbox import wire
 from elsewhere.sandbox.request import REASONS
 from elsewhere.sandbox.spec import Spec
@@ -138,7 +139,7 @@ class _Sink:
     def drain(self) -> None:
         """What the pipe still holds; never wait for more: a child that was left behind may hold it open or go on writing."""
         for _ in range(_PIPE_CHUNKS):
-            if not select.select([self.reader], [], [], 0)[0] or not self.take():
+            if not wire.readable(self.reader) or not self.take():
                 return
 
 
@@ -209,12 +210,16 @@ class Running:
         with contextlib.suppress(OSError):  # it is over: how it ended is on its way
             self._channel.send(b"signal %d" % number)
 
+    def fileno(self) -> int:
+        """Can be read when there is news, or when it is over."""
+        return self._channel.fileno()
+
     def wait_for(self, seconds: float | None) -> bool:
         """Whether it has ended in that time."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._words:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._channel], [], [], left)[0]:
+            if not wire.readable(self._channel, left):
                 return False
             self._hear()
         return True
@@ -349,6 +354,8 @@ def _check_started(message: str, spec: Spec) -> int:
     if words[:1] != ["refused"] or len(words) != 3 or not words[1].isdigit():
         raise Broken("sandbox_gone", "the sandbox ended before the command could start", hint="make a new one")
     number, code = int(words[1]), words[2]
+    if number == errno.ESHUTDOWN:
+        raise InUse("sandbox_busy", "the sandbox is just being stopped", hint="try again in a moment")
     if code == "127":
         error: NotFound | Refused | UsageError = NotFound(
             "command_not_found",
@@ -388,7 +395,7 @@ def _resize(master: int, target: int) -> None:
 @contextlib.contextmanager
 def _raw(fd: int) -> Iterator[None]:
     before = termios.tcgetattr(fd)
-    tty.setraw(fd)
+    tty.setraw(fd, termios.TCSADRAIN)  # not flushed: what was typed ahead is for the command
     try:
         yield
     finally:
@@ -408,7 +415,9 @@ def _pass_on(source: int, target: int) -> bool:
         try:
             view = view[os.write(target, view) :]
         except BlockingIOError:
-            select.select([], [target], [])
+            poll = select.poll()
+            poll.register(target, select.POLLOUT)
+            poll.poll()
         except OSError:
             return False
     return bool(data)

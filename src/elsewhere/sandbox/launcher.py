@@ -135,7 +135,7 @@ class Launcher:
             os.rename(self._place, aside)
         except FileNotFoundError:
             return True
-        if select.select([self._listener], [], [], 0)[0]:
+        if wire.readable(self._listener):
             os.rename(aside, self._place)
             return False
         os.unlink(aside)

@@ -8,7 +8,6 @@ What comes back was written by a process that lives in the sandbox: plain words,
 import contextlib
 import errno
 import os
-import select
 import signal
 import socket
 import struct
@@ -204,4 +203,4 @@ class Line:
 
 def wait(watch: int, seconds: float = _PATIENCE_S) -> bool:
     """Whether the process behind a descriptor has ended, and everything in its process namespace with it."""
-    return bool(select.select([watch], [], [], seconds)[0])
+    return wire.readable(watch, seconds)

@@ -227,7 +227,7 @@ def _covering_what_moved(drawn: View, directory: str, mechanism: Mechanism) -> V
             moved = to + place[len(source) :]
             if is_within(place, source) and moved not in places:
                 places.append(moved)
-    covers = [Cover(place, directory=directory_) for place in places[len(drawn.hidden) :] for directory_ in (True, False)]
+    covers = [Cover(place, directory=True) for place in places[len(drawn.hidden) :]]
     plan = replace(drawn.plan, places=(*drawn.plan.places, *covers))
     return replace(drawn, plan=plan, hidden=tuple(places))
 

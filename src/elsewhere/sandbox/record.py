@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from elsewhere.clock import monotonic
+from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.request import Caller
@@ -82,6 +82,8 @@ def load(state: State, sandbox_id: str) -> Record:
         ) from error
     if record.state == "running" and not _runs(state, record):
         record.state, record.lost = "stopped", True
+        if record.expires_at is not None and record.expires_at <= wall():
+            record.lost, record.ended_at, record.keeper = False, record.expires_at, None  # it ended as it was told to
     return record
 
 

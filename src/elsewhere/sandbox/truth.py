@@ -198,7 +198,9 @@ def name_reserved(state: State, name: str | None, sandbox_id: str) -> Iterator[N
             yield
             registry.put(row_of(state, record.load(state, sandbox_id)))
         except BaseException:
-            registry.release_name(name, sandbox_id)
+            # One that is there has its name: it was made all the same, or by somebody who was faster with the same request.
+            if not os.path.isdir(state.sandbox(sandbox_id)):
+                registry.release_name(name, sandbox_id)
             raise
 
 

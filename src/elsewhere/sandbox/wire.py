@@ -8,12 +8,13 @@ other: what comes from inside a sandbox is plain ASCII words (see `keeper.py`) a
 import array
 import marshal
 import os
+import select
 import socket
 from typing import Any
 
 from elsewhere.errors import Broken
 
-__all__ = ["call", "pair", "receive", "receive_raw", "send"]
+__all__ = ["call", "pair", "readable", "receive", "receive_raw", "send"]
 
 _INLINE = 64 * 1024
 _DESCRIPTORS = 16
@@ -21,6 +22,13 @@ _DESCRIPTORS = 16
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def readable(source: socket.socket | int, seconds: float | None = 0.0) -> bool:
+    """Whether something can be read in that time. Not by `select`, which knows no descriptor from 1,024 on."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else min(seconds * 1000, 1 << 30)))
 
 
 def send(sock: socket.socket, message: Any, fds: list[int] | tuple[int, ...] = ()) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from elsewhere import units
 from elsewhere.errors import UsageError
 from elsewhere.operations.executing import Background as Started
+from elsewhere.sandbox import wire
 from elsewhere.sandbox.commands import Outcome
 from elsewhere.sdk.results import CommandResult
 
@@ -87,10 +88,18 @@ class Background:
                 time.sleep(_LOOK_S)
 
     def _ended(self, seconds: float | None) -> Outcome | None:
-        with self._lock:
-            if self._outcome is None and self._started.running.wait_for(seconds):
-                self._outcome = self._started.running.outcome()
-            return self._outcome
+        deadline = None if seconds is None else time.monotonic() + seconds
+        running = self._started.running
+        while True:
+            with self._lock:  # only ever for a moment: another thread may want to know whether it runs
+                if self._outcome is None and running.wait_for(0.0):
+                    self._outcome = running.outcome()
+                if self._outcome is not None:
+                    return self._outcome
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            wire.readable(running.fileno(), left)
 
     def close(self) -> None:
         """Let go of it: one that is not detached ends."""

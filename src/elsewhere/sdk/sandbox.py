@@ -69,7 +69,7 @@ class Sandbox:
         )
         if on_exit == "keep" or name is not None or request is not None or ttl is not None:
             made, _ = creating.create(wish)
-            return cls(live.enter(State.open(), made.id), on_exit, made=True)
+            return cls(_entered(State.open(), made.id), on_exit, made=True)
         refuse_inside()
         found = find_project(wish.project, os.getcwd())
         return cls(creating.raise_sandbox(State.open(), found, wish, lives=False), on_exit, made=True)
@@ -81,7 +81,7 @@ class Sandbox:
         if on_exit not in _ON_EXIT:
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
         state = State.open()
-        return cls(live.enter(state, record.find(state, wanted)), on_exit, made=False)
+        return cls(_entered(state, record.find(state, wanted)), on_exit, made=False)
 
     @staticmethod
     def list(*, labels: Mapping[str, str] | None = None, state: str | None = None) -> "Sequence[SandboxInfo]":
@@ -255,6 +255,16 @@ class SandboxInfo:
 
     def __repr__(self) -> str:
         return f"<SandboxInfo {self.id} {self.state}>"
+
+
+def _entered(state: State, sandbox_id: str) -> Live:
+    box = live.enter(state, sandbox_id)
+    try:
+        executing.check_protocol(box)
+    except BaseException:
+        box.close()
+        raise
+    return box
 
 
 def _source(content: str | bytes | None) -> int:

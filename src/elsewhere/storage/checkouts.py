@@ -30,7 +30,7 @@ from elsewhere.storage.capturing import Progress, Tell
 from elsewhere.storage.rooms import room_for, room_needed
 from elsewhere.storage.state import State
 
-__all__ = ["Checkout", "checkout", "git_places", "prune_commits", "resolve"]
+__all__ = ["Checkout", "checkout", "dirty", "git_places", "prune_commits", "resolve"]
 
 _PATIENCE = 30.0
 _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), os.strerror(errno.EFBIG))
@@ -113,6 +113,17 @@ def checkout(state: State, project: str, sha: str, *, shift: int = 0, tell: Tell
                 made = True
     tree, index, head = (os.path.join(place, name) for name in ("tree", "index", "HEAD"))
     return Checkout(sha, tree, index, head, made, monotonic() - began)
+
+
+def dirty(project: str) -> list[str]:
+    """What git has no copy of: files of the working tree that look other than at the last commit, and untracked ones that are not
+    ignored; relative to the project. Only times and sizes are compared: no content is read, so no filter of theirs is run."""
+    places = git_places(project)
+    if places is None:
+        return []
+    words = ("ls-files", "-z", "--modified", "--others", "--exclude-standard", "--deduplicate")
+    done = _run(places[0], words, _PATIENCE, cwd=project, GIT_WORK_TREE=project)
+    return [path for path in done.stdout.split("\0") if path] if done.returncode == 0 else []
 
 
 def prune_commits(state: State, project: str, used: Collection[str]) -> list[str]:

@@ -13,7 +13,7 @@
           keeper                 the keeper's socket
           journal                requests: each beginning and end
           logs/                  what detached commands said
-          manifest               what reality was like, for a live base that may be promoted later
+          manifest dirty/        what reality was like, and copies of what git had none of, for a live base
           upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
           tmp/ vartmp/           private /tmp and /var/tmp
           copy/                  the project, where it had to be copied
