@@ -325,7 +325,7 @@ def main() -> int:
                 three_fixes(stage)
                 take_times(stage)
                 title("Clean up")
-                stage.elsewhere("rm", "--all")
+                stage.elsewhere("rm", "--all", "--force")
             except ElsewhereError as error:
                 say(paint(f"elsewhere: {error.message}\n  next: {error.hint}", "31"))
                 return 1

@@ -27,6 +27,7 @@ class ElsewhereError(Exception):
         self.message = message
         self.hint = hint
         self.detail = detail or {}
+        self.journaled = False  # whether the request that it ended has its record already
 
     def document(self) -> dict[str, object]:
         return {"error": {"code": self.code, "message": self.message, "detail": self.detail, "hint": self.hint}}

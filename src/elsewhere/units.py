@@ -2,7 +2,7 @@
 
 from elsewhere.errors import UsageError
 
-__all__ = ["duration", "format_duration", "format_size", "size"]
+__all__ = ["count", "duration", "format_duration", "format_size", "size"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -71,6 +71,11 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def count(number: int, one: str, several: str = "") -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def format_size(count: int) -> str:

@@ -163,7 +163,7 @@ def normal(line: str, person: Person) -> str:
     line = line.rpartition("\r\x1b[K")[2]
     line = line.replace(str(person.home), "/home/you")
     line = re.sub(r"\b\d+(\.\d+)? (ms|s|min|h|d)\b( \d+ (s|min|h)\b)?", "TIME", line)
-    line = re.sub(r"\b[0-9a-f]{8}\b", "HEX", line)
+    line = re.sub(r"\b([0-9a-f]{8}|r-[0-9a-f]{16})\b", "HEX", line)
     line = re.sub(r"\boverlay-(idmap|userns)\b", "overlay", line)
     return " ".join(line.split())
 
@@ -367,15 +367,16 @@ def error_codes() -> dict[str, set[str]]:
             code = node.args[0]
             assert isinstance(code, ast.Constant), f"write the code of this error out: {ast.unparse(node)}"
             found.setdefault(code.value, set()).add(node.func.id)
-        elif isinstance(node, ast.Tuple) and len(node.elts) > 2 and isinstance(node.elts[0], ast.Constant):
-            # as an error travels from the launcher: ("error", class, code, …)
-            values = [item.value if isinstance(item, ast.Constant) else None for item in node.elts[:3]]
-            if values[0] == "error" and values[2] is not None:
-                found.setdefault(values[2], set()).add(values[1])
-        elif isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Name) and node.elts[0].id in classes:
-            # a table of errors: (class, code, …)
-            assert isinstance(node.elts[1], ast.Constant), f"write the code of this error out: {ast.unparse(node)}"
-            found.setdefault(node.elts[1].value, set()).add(node.elts[0].id)
+        elif isinstance(node, ast.Tuple) and len(node.elts) > 2:
+            head, *rest = (
+                item.value if isinstance(item, ast.Constant) else item.id if isinstance(item, ast.Name) else None
+                for item in node.elts[:3]
+            )
+            # As an error travels from the launcher: ("error", class, code, …). In a table of errors: (class, code, …).
+            if head == "error" and isinstance(node.elts[2], ast.Constant):
+                found.setdefault(rest[1], set()).add(rest[0])
+            elif head in classes and isinstance(node.elts[1], ast.Constant):
+                found.setdefault(rest[0], set()).add(head)
     return found
 
 

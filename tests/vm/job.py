@@ -33,7 +33,20 @@ TEST_LIMIT_S = 600  # the suite's own limit of a test is for real machines; emul
 
 def suite(limit: int, who: str) -> str:
     """The line that a person types. At the time limit pytest is interrupted, not killed: it then still says how far it came."""
-    pytest = ["python3", "-m", "pytest", *TESTS, "-m", "not slow", "-k", f"not {LEFT_OUT}", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S)]
+    pytest = [
+        "python3",
+        "-m",
+        "pytest",
+        *TESTS,
+        "-m",
+        "not slow",
+        "-k",
+        f"not {LEFT_OUT}",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        str(TEST_LIMIT_S),
+    ]
     # Each test by name as it ends: what is stopped half-way has been of use too.
     shown = ["-vv", "-rfEs", "--durations=15", "--durations-min=1"]
     # Root's tests are root's alone here: the ordinary user runs their own, as themselves.

@@ -59,7 +59,8 @@ def _connect() -> "_socket.socket | None":
 
 def _start(argv: list[str]) -> "_socket.socket | None":
     """Only for what needs a launcher anyway; a listing does not start one. A failure is told by whoever does the work here."""
-    if argv[0] not in _STARTING:
+    inside = os.environ.get("ELSEWHERE_SANDBOX_EXECUTION") == "true" and os.environ.get("ELSEWHERE_ALLOW_NESTED") != "1"
+    if argv[0] not in _STARTING or inside:
         return None
     from elsewhere.errors import ElsewhereError
     from elsewhere.meeting import socket_name

@@ -117,7 +117,8 @@ def _create(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     )
     made, new = creating.create(wish, teller(), show.remark)
     if arguments.json:
-        print_json({**documents.inspect_document(State.open(), made), "created": new})
+        state = State.open()
+        print_json({**documents.inspect_document(state, made, sandboxes.keeping(state, made)), "created": new})
     else:
         show.weaker(made)
         print(made.id)
@@ -179,7 +180,7 @@ def _keep(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 
 def _told(arguments: argparse.Namespace, state: State, record: Record) -> int:
     if arguments.json:
-        print_json(documents.inspect_document(state, record))
+        print_json(documents.inspect_document(state, record, sandboxes.keeping(state, record)))
     else:
         show.state(record)
     return 0

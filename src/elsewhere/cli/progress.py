@@ -1,5 +1,6 @@
 """How far a copy has come, for people: one line on a terminal that is written over, nothing anywhere else."""
 
+import os
 import sys
 import time
 
@@ -22,12 +23,12 @@ def teller() -> Teller | None:
 
 class _Bar:
     def __init__(self) -> None:
-        self._watched = sys.stderr.isatty()
+        self._watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._last = 0.0
 
     def estimate(self, found: Estimate) -> None:
         how = "sharing their blocks" if found.shares_blocks else "copying"
-        what = f"{found.files} files, {units.format_size(found.bytes)}"
+        what = f"{units.count(found.files, 'file')}, {units.format_size(found.bytes)}"
         print(f"elsewhere: the first base of this project: {how} {what}; later only what changed", file=sys.stderr)
 
     def progress(self, so_far: Progress) -> None:

@@ -137,7 +137,7 @@ def requests(found: list[Request]) -> None:
 
 
 def transferred(done: Transferred) -> None:
-    print(f"{done.files} files, {units.format_size(done.bytes)}")
+    print(f"{units.count(done.files, 'file')}, {units.format_size(done.bytes)}")
     for one in done.left_out:
         print(f"left out {safe(one.path)}: {one.why}", file=sys.stderr)
 
@@ -227,7 +227,9 @@ def listing(found: Listing) -> None:
 
 def healed(entries: list[dict[str, str | None]]) -> None:
     for entry in entries:
-        print(f"elsewhere: healed {entry['id']}: {entry['what']}, was {entry['was']}, is {entry['is']}", file=sys.stderr)
+        before = "" if entry["was"] is None else f", was {entry['was']}"
+        after = "" if entry["is"] is None else f", is {entry['is']}"
+        print(f"elsewhere: healed {entry['id']}: {entry['what']}{before}{after}", file=sys.stderr)
 
 
 def inspect(document: dict[str, Any]) -> None:

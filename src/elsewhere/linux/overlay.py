@@ -75,7 +75,7 @@ class Overlay(Operation):
         return tuple(options)
 
     def words(self) -> str:
-        over = [*([self.lower] if self.lower is not None else []), *([f"{len(self.layers)} layers"] if self.layers else [])]
+        over = [*([self.lower] if self.lower is not None else []), *([f"layers ({len(self.layers)})"] if self.layers else [])]
         return f"copy on write over {' and '.join(over)}"
 
 

@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-__all__ = ["map_myself", "mapper_of_all_ids", "write_map"]
+__all__ = ["is_mapped", "map_myself", "mapper_of_all_ids", "write_map"]
 
 
 def map_myself(uid: int, gid: int) -> None:
@@ -45,6 +45,13 @@ def mapper_of_all_ids() -> Iterator[None]:
         for fd in (*go, told[0]):
             os.close(fd)
         os.waitpid(mapper, 0)
+
+
+def is_mapped(number: int) -> bool:
+    """Whether this uid means anybody in the user namespace that we are in."""
+    with open("/proc/self/uid_map", "rb") as table:
+        ranges = [tuple(map(int, line.split())) for line in table]
+    return any(first <= number < first + count for first, _, count in ranges)
 
 
 def write_map(path: str, text: str) -> None:

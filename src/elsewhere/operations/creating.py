@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elsewhere.errors import InUse, NotFound, StateError, UsageError
+from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageError
 from elsewhere.meeting import home_directory
 from elsewhere.operations import bases
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import identity, live, record, truth
-from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
@@ -100,22 +99,27 @@ def raise_sandbox(
         "lives": lives,
         "abandoned": abandoned,
     }
-    shift = FIRST_ID if os.geteuid() == 0 else 0
-    for last in (False, True):
-        with bases.choose(state, project, wish.base, wish.base_ref, shift, teller) as chosen:
+    shift, kind = None if wish.base == "live" and wish.base_ref is None else live.shift_for(state, project.path), wish.base
+    for attempt in range(3):
+        with bases.choose(state, project, kind, wish.base_ref, shift or 0, teller) as chosen:
             try:
                 made = live.create(state, {**order, "base": chosen.base, "shift": chosen.shift})
             except StateError as error:
-                if error.code != "base_owners" or last:
+                if error.code != "base_owners" or attempt == 2:
                     raise
                 shift = int(str(error.detail["shift"]))
+                continue
+            except Unavailable:
+                if kind != "auto" or chosen.base["kind"] == "live":
+                    raise
+                kind = "live"  # where no overlay can be had, a copy is made of what is there now
                 continue
             if chosen.manifest is not None:
                 _remember(made.directory, project.path, chosen.manifest, chosen.dirty)
             if chosen.remark and remark is not None:
                 remark(chosen.remark)
             return made
-    raise AssertionError("one of the two attempts returns or raises")
+    raise AssertionError("one of the attempts returns or raises")
 
 
 def _remember(directory: str, project: str, manifest: bytes, dirty: list[str]) -> None:

@@ -191,6 +191,16 @@ def processes_document(record: Record, found: list[Process]) -> dict[str, Any]:
     }
 
 
+def _usage(found: dict[str, float]) -> dict[str, float]:
+    if not found:
+        return {}
+    return {
+        "user_ms": round(found["user_s"] * 1000, 3),
+        "system_ms": round(found["system_s"] * 1000, 3),
+        "max_rss_kib": int(found["max_rss_kib"]),
+    }
+
+
 def requests_document(found: list[Request]) -> dict[str, Any]:
     return {
         "requests": [
@@ -208,7 +218,7 @@ def requests_document(found: list[Request]) -> dict[str, Any]:
                 "ended_at": _time(one.ended_at),
                 "detached": one.detached,
                 "pid": one.pid,
-                "usage": one.usage,
+                "usage": _usage(one.usage),
                 "outputs": one.outputs,
             }
             for one in found

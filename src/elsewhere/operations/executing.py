@@ -2,14 +2,14 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import Broken, ElsewhereError, UsageError
 from elsewhere.operations.projects import refuse_inside, settings_of
 from elsewhere.paths import is_within
-from elsewhere.sandbox import commands, line, live, record
+from elsewhere.sandbox import commands, line, live, record, truth
 from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.journal import Journal
 from elsewhere.sandbox.live import Live
@@ -27,6 +27,7 @@ __all__ = [
     "execute",
     "journaled",
     "log_files",
+    "refusals_recorded",
     "run_command",
     "start_background",
 ]
@@ -67,6 +68,11 @@ class Outputs:
 
 
 def execute(wanted: ExecRequest, signals: Signals | None = None) -> ExecResult:
+    with refusals_recorded(wanted.kind, wanted.argv):
+        return _execute(wanted, signals)
+
+
+def _execute(wanted: ExecRequest, signals: Signals | None) -> ExecResult:
     refuse_inside()
     if not wanted.argv or not wanted.argv[0]:
         raise UsageError("no_command", "there is no command to run", hint="elsewhere exec ID -- COMMAND [ARGUMENT …]")
@@ -134,6 +140,20 @@ def working_directory(chosen: str | None, project: str) -> str:
     return here if is_within(here, project) else project
 
 
+@contextlib.contextmanager
+def refusals_recorded(kind: str, argv: list[str]) -> Iterator[None]:
+    """A request that is refused before it has a sandbox leaves its record, too; what was only mistyped was no request."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ElsewhereError as error:
+        if not getattr(error, "journaled", False):
+            with contextlib.suppress(ElsewhereError, OSError):
+                truth.record_refusal(State.open(), kind, argv)
+        raise
+
+
 class journaled(contextlib.AbstractContextManager[Request]):  # noqa: N801  (used like a function)
     """Writes down that a request starts; if it cannot even start, how it ended. How a command that started ended is written down
     by the keeper."""
@@ -161,6 +181,8 @@ class journaled(contextlib.AbstractContextManager[Request]):  # noqa: N801  (use
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None or self._request is None:
             return
+        if isinstance(error, ElsewhereError):
+            error.journaled = True
         with contextlib.suppress(ElsewhereError):
             # Whatever went wrong after it began, the keeper's word comes first and counts.
             reason = "refused" if isinstance(error, ElsewhereError) and not isinstance(error, Broken) else "lost"

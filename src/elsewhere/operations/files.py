@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from elsewhere.clock import monotonic
 from elsewhere.errors import Unavailable
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import commands, live, record, rungs, transfer
+from elsewhere.sandbox import commands, line, live, record, rungs, transfer
 from elsewhere.sandbox.files import Files
 from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.processes import MARK
 from elsewhere.sandbox.record import Record
 from elsewhere.sandbox.transfer import Transferred
 from elsewhere.storage.state import State
@@ -70,7 +71,7 @@ def _window(box: Live) -> int:
     """The keeper is closed to everybody but root; a process that does nothing but wait is not. It ends with the sandbox."""
     inside = _find_window(box.id)
     if inside is None:
-        spec = box.spec(["sleep", "infinity"], "/", caller={"PATH": os.defpath}, detached=True, asked=[("WINDOW", "1")])
+        spec = box.spec(["sleep", "infinity"], "/", caller={"PATH": os.defpath}, detached=True, request=line.WINDOW)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
             commands.detached(box.control, spec, (null, null, null))
@@ -86,7 +87,7 @@ def _window(box: Live) -> int:
 
 
 def _find_window(sandbox_id: str) -> int | None:
-    marks = (f"ELSEWHERE_SANDBOX_ID={sandbox_id}".encode(), b"WINDOW=1")
+    marks = (f"ELSEWHERE_SANDBOX_ID={sandbox_id}".encode(), f"{MARK}={line.WINDOW}".encode())
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:

@@ -11,7 +11,7 @@ from elsewhere.sandbox import line, record, truth
 from elsewhere.sandbox.journal import Journal
 from elsewhere.sandbox.line import Line, Process
 from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import UNFINISHED, Request
+from elsewhere.sandbox.request import UNFINISHED, Request, is_request_id
 from elsewhere.storage.state import State
 
 __all__ = ["Piece", "cancel", "kill", "logs", "processes", "requests", "signal_number"]
@@ -83,6 +83,8 @@ def cancel(wanted: str) -> list[Request]:
     known = truth.requests(state)
     chosen = [request for request in known if request.id == wanted]
     if not chosen:
+        if is_request_id(wanted):
+            raise NotFound("request_not_found", f"there is no request {wanted!r}", hint="elsewhere requests shows them")
         sandbox_id = record.find(state, wanted)
         chosen = [request for request in known if request.sandbox == sandbox_id and request.state in UNFINISHED]
     for request in chosen:

@@ -10,9 +10,9 @@ from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.creating import Wish, raise_sandbox
-from elsewhere.operations.executing import journaled, run_command
+from elsewhere.operations.executing import journaled, refusals_recorded, run_command
 from elsewhere.operations.projects import find_project, refuse_inside, settings_of
-from elsewhere.sandbox import contents, environment, truth
+from elsewhere.sandbox import contents, environment
 from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
@@ -52,6 +52,11 @@ def run(
     request: RunRequest, signals: Signals | None = None, on_ready: OnReady | None = None, teller: Teller | None = None
 ) -> RunResult:
     """`on_ready` is called when the sandbox stands and before the command starts."""
+    with refusals_recorded("run", request.argv):
+        return _run(request, signals, on_ready, teller)
+
+
+def _run(request: RunRequest, signals: Signals | None, on_ready: OnReady | None, teller: Teller | None) -> RunResult:
     if not request.argv or not request.argv[0]:
         raise UsageError(
             "no_command",
@@ -117,12 +122,8 @@ def run(
 
 def _create(state: State, project: Project, request: RunRequest, teller: Teller | None) -> Live:
     wish = Wish(base=request.base, base_ref=request.base_ref, story="run")
-    try:
-        abandoned = "discard" if request.discard else "keep"
-        return raise_sandbox(state, project, wish, teller=teller, lives=False, abandoned=abandoned)
-    except ElsewhereError:
-        truth.record_refusal(state, "run", request.argv)
-        raise
+    abandoned = "discard" if request.discard else "keep"
+    return raise_sandbox(state, project, wish, teller=teller, lives=False, abandoned=abandoned)
 
 
 def rehearse() -> None:

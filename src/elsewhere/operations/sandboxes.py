@@ -1,10 +1,11 @@
 """Sandboxes that are there: list, inspect, what they changed, stop, start, extend, keep, remove."""
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from elsewhere import __version__
+from elsewhere import __version__, units
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused, UsageError
@@ -23,6 +24,7 @@ __all__ = [
     "extend",
     "inspect",
     "keep",
+    "keeping",
     "list_sandboxes",
     "remove",
     "remove_all",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _SHOWN = 20
+_LOOKS, _LOOK_S = 5, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,10 @@ class Keeping:
 def inspect(wanted: str) -> tuple[State, Record, Keeping | None]:
     state = State.open()
     found = record.load(state, record.find(state, wanted))
-    return state, found, _keeping(state, found)
+    return state, found, keeping(state, found)
 
 
-def _keeping(state: State, found: Record) -> Keeping | None:
+def keeping(state: State, found: Record) -> Keeping | None:
     reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
     if reached is None:
         return None
@@ -128,7 +131,11 @@ def stop_if_idle(wanted: str) -> None:
     reached = line.connect(state.sandbox(sandbox_id))
     if reached is not None:
         with reached:
-            idle = not reached.processes()
+            for _ in range(_LOOKS):  # what was just killed takes a moment to go
+                idle = all(one.request == line.WINDOW for one in reached.processes())
+                if idle:
+                    break
+                time.sleep(_LOOK_S)
         if idle:
             ending.stop(state, sandbox_id, 0.0)
 
@@ -259,11 +266,11 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
         busy = []
         if reached is not None:
             with reached:
-                busy = reached.processes()
+                busy = [one for one in reached.processes() if one.request != line.WINDOW]
         if busy:
             raise InUse(
                 "sandbox_in_use",
-                f"{len(busy)} processes run in the sandbox {found.id!r}",
+                f"{units.count(len(busy), 'process', 'processes')} at work in the sandbox {found.id!r}",
                 hint=f"elsewhere ps {found.id}; elsewhere rm --force {found.id}",
             )
     what = _changes(state, found)

@@ -210,6 +210,11 @@ class Running:
         with contextlib.suppress(OSError):  # it is over: how it ended is on its way
             self._channel.send(b"signal %d" % number)
 
+    def hang_up(self) -> None:
+        """Nobody wants it any more: unless it is detached, it ends, and how can still be heard."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+
     def fileno(self) -> int:
         """Can be read when there is news, or when it is over."""
         return self._channel.fileno()

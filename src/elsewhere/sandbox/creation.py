@@ -14,9 +14,10 @@ from typing import Any
 from elsewhere import __version__
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, StateError, Unavailable
-from elsewhere.linux import capabilities, seccomp
+from elsewhere.linux import capabilities, seccomp, userns
 from elsewhere.sandbox import identity, mechanisms, record, rungs, seeds, wire
 from elsewhere.sandbox.builder import BuildFailed
+from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.mechanisms import Raised
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.record import Record
@@ -72,6 +73,13 @@ class Climber:
         if self._host is None or self._host[0] != home:
             self._host = (home, Host.look(home, state))
         return self._host[1]
+
+    def shift(self, project: str) -> int:
+        """Of the rung that stood last time, else of the first that could: root of a container has no ids to shift to."""
+        known, _ = self._found.get(project, (None, []))
+        if known is not None:
+            return known.shift
+        return rungs.ladder()[0].shift if userns.is_mapped(FIRST_ID) else 0
 
     def climb(self, project: str, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
         """The first rung that stands, tried for real; the one that stood last time first."""

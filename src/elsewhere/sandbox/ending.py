@@ -104,7 +104,7 @@ def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, a
             os.rename(directory, target)
             truth.forget(state, sandbox_id, target)
             return target
-    raise Broken("archive_full", f"the archive has a thousand sandboxes named {sandbox_id!r}", hint="elsewhere janitor")
+    raise Broken("archive_full", f"the archive has a thousand sandboxes named {sandbox_id!r}", hint="move some of them elsewhere")
 
 
 def sweep(state: State) -> None:

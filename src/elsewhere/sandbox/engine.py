@@ -121,6 +121,13 @@ class Engine:
             raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
         return answer, fds
 
+    def revive(self) -> None:
+        """Let go of a line whose other end is gone: the next question starts a launcher. Only for who has nothing there yet."""
+        with self._lock:
+            if self._sock is not None and not self._owed and wire.readable(self._sock):  # nothing was asked: this is no answer
+                self._sock.close()
+                self._sock = None
+
     def nudge(self, *message: object) -> bool:
         """Ask a launcher that is there already; False: there is none."""
         with self._lock:

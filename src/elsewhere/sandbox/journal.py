@@ -156,7 +156,7 @@ class Journal:
             return StateError(
                 "no_room",
                 f"there is no room for the journal {self.path!r}: {error.strerror}",
-                hint="elsewhere cleanup, or free some space",
+                hint="free some space; elsewhere rm throws sandboxes away",
             )
         return StateError(
             "state_unusable", f"the journal {self.path!r} cannot be used: {error.strerror}", hint="look at its owner and mode"

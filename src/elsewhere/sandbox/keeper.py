@@ -11,6 +11,7 @@ answer must not trust it.
 
     order                        descriptors                      answer
     hold                         lock, listener, journal          -
+    open                         -                                -
     rehearse                     -                                -
     stay SECONDS|None            (layers in memory)               -
     hello                        -                                "keeper VERSION PROTOCOL"
@@ -173,6 +174,8 @@ class Keeper:
             return
         if message[0] == "hold":
             self._hold(fds)
+        elif message[0] == "open":
+            self._open()
         elif message[0] == "stay":
             self._stays = True
             self._expires = None if message[1] is None else time.monotonic() + message[1]
@@ -183,13 +186,17 @@ class Keeper:
             self._order(self._control, message, fds)
 
     def _hold(self, fds: list[int]) -> None:
-        """The lock of the sandbox's directory for as long as we live, and how others find us. Whoever listens is who the other
-        side sees as its peer: so it has to be us."""
+        """The lock of the sandbox's directory for as long as we live, and how others find us, later."""
         lock, listener, self._journal = fds
         self._held.append(lock)
         self._listener = socket.socket(fileno=listener)
+
+    def _open(self) -> None:
+        """Only now that the sandbox stands: until then our root is reality's, and a command would run there. Whoever listens is
+        who the other side sees as its peer: so it has to be us."""
+        assert self._listener is not None
         self._listener.listen(64)
-        self._poll.register(listener, select.POLLIN)
+        self._poll.register(self._listener.fileno(), select.POLLIN)
 
     def _accept(self) -> None:
         assert self._listener is not None

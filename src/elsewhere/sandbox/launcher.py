@@ -9,8 +9,8 @@ arguments and descriptors, and a fork of the launcher, which has everything load
 
     connection        first packet
     command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
-    engine            ("create", …) | ("start", id) | ("settle", id) | ("remove", id) | ("sweep",) | ("stop",), any number;
-                      see `engine.py`
+    engine            ("create", …) | ("start", id) | ("shift", project) | ("settle", id) | ("remove", id) | ("sweep",) |
+                      ("stop",), any number; see `engine.py`
 
 A sandbox that does not live on its own belongs to the connection that made it until it is settled or removed; when the connection
 ends before, its owner has died, and what it left is cleared up here. One that lives on its own is nobody's: its keeper has all it
@@ -198,6 +198,8 @@ class Launcher:
             return self._create(connection, message[1])
         if kind == "start":
             return self._start(message[1]), []
+        if kind == "shift":
+            return ("shift", self._climber.shift(message[1])), []
         if kind == "sweep":
             self._sweep()
             return ("done",), []

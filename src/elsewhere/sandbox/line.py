@@ -18,11 +18,12 @@ from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox import wire
 from elsewhere.sandbox.spec import PROTOCOL
 
-__all__ = ["PROTOCOL", "Line", "Process", "bind", "connect", "wait"]
+__all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "bind", "connect", "wait"]
 
 _FILE = "keeper"
 _PATIENCE_S = 10.0
 _MOST_PROCESSES = 100_000
+WINDOW = "window"  # what a process that only waits, so that others can look in, is marked with
 
 
 def bind(listener: socket.socket, directory: str) -> None:

@@ -25,7 +25,7 @@ from elsewhere.settings import Settings
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
-__all__ = ["Live", "create", "enter"]
+__all__ = ["Live", "create", "enter", "shift_for"]
 
 _PATIENCE_S = 10.0
 
@@ -192,6 +192,7 @@ class Live:
 def create(state: State, order: dict[str, Any]) -> Live:
     """A new sandbox, as a `creation.Order` says."""
     engine = Engine.shared(state)
+    engine.revive()
     (_, made), fds = engine.ask("create", order)
     found = Record(**made)
     if order.get("lives"):
@@ -199,9 +200,16 @@ def create(state: State, order: dict[str, Any]) -> Live:
     return Live(engine, found, socket.socket(fileno=fds[0]), owned=True, memory_fd=fds[1] if len(fds) > 1 else -1)
 
 
+def shift_for(state: State, project: str) -> int:
+    """What a base has to add to every owner for the rung that a sandbox of this project will probably stand on."""
+    (_, shift), _ = Engine.shared(state).ask("shift", project)
+    return int(shift)
+
+
 def enter(state: State, sandbox_id: str) -> Live:
     """One that is there; started, if it is only directories."""
     engine = Engine.shared(state)
+    engine.revive()
     reached = line.connect(state.sandbox(sandbox_id))
     if reached is not None:
         return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)

@@ -78,7 +78,7 @@ def load(state: State, sandbox_id: str) -> Record:
         raise _not_found(sandbox_id) from None
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise Broken(
-            "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm {sandbox_id}"
+            "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm --force {sandbox_id}"
         ) from error
     if record.state == "running" and not _runs(state, record):
         record.state, record.lost = "stopped", True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from elsewhere import units
-from elsewhere.errors import UsageError
+from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.executing import Background as Started
 from elsewhere.sandbox import wire
 from elsewhere.sandbox.commands import Outcome
@@ -17,6 +17,7 @@ from elsewhere.sdk.results import CommandResult
 __all__ = ["Background"]
 
 _LOOK_S = 0.05
+_PATIENCE_S = 10.0
 _CHUNK = 1 << 16
 
 
@@ -24,8 +25,9 @@ class Background:
     """Made by `Sandbox.start`. It ends with this program, unless it was started with `detached=True`. Its output goes to files of
     the sandbox, so it never waits for a reader; `stdout()` and `stderr()` follow it. Usable from several threads."""
 
-    def __init__(self, started: Started, argv: tuple[str, ...]) -> None:
+    def __init__(self, started: Started, argv: tuple[str, ...], *, detached: bool) -> None:
         self._started = started
+        self._detached = detached
         self._argv = argv
         self._lock = threading.Lock()
         self._outcome: Outcome | None = None
@@ -102,9 +104,13 @@ class Background:
             wire.readable(running.fileno(), left)
 
     def close(self) -> None:
-        """Let go of it: one that is not detached ends."""
+        """Let go of it: one that is not detached ends, and has ended afterwards."""
         with contextlib.suppress(OSError):
             self.close_stdin()
+        if not self._detached and self._outcome is None:
+            self._started.running.hang_up()
+            with contextlib.suppress(ElsewhereError, OSError, ValueError):
+                self._ended(_PATIENCE_S)
         self._started.running.close()
 
     def __enter__(self) -> "Background":

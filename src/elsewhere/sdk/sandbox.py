@@ -175,7 +175,8 @@ class Sandbox:
                 detached=detached,
                 request=request.id,
             )
-            return Background(executing.start_background(self._box, spec, request, outputs), tuple(argv))
+            started = executing.start_background(self._box, spec, request, outputs)
+            return Background(started, tuple(argv), detached=detached)
 
     def _asked(
         self, command: str | Sequence[str], cwd: str | os.PathLike[str] | None, timeout: str | float | None

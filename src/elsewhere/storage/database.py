@@ -321,7 +321,9 @@ class Database:
         )
 
     def _no_room(self, why: str) -> StateError:
-        return StateError("no_room", f"there is no room for {self.path!r}: {why}", hint="elsewhere cleanup, or free some space")
+        return StateError(
+            "no_room", f"there is no room for {self.path!r}: {why}", hint="free some space; elsewhere rm throws sandboxes away"
+        )
 
     def _too_new(self, version: int) -> StateError:
         return StateError(
