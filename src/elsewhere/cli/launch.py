@@ -24,6 +24,9 @@ class CommandLine:
 
 
 if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)  # whoever started us is not to be our parent: they may live long, and would have to reap us
+    os.setsid()
     parser()  # ahead of time
     idle = units.duration(os.environ.get("ELSEWHERE_LAUNCHER_IDLE_S") or 300)
     raise SystemExit(serve(State.open(), sys.argv[1], CommandLine(), idle=idle, ready=int(sys.argv[2])))

@@ -241,9 +241,11 @@ class Devices(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Cover(Operation):
-    """Nothing can be read or written here: an empty, closed file or directory on top. What is not there needs no cover."""
+    """Nothing can be read or written here: an empty, closed file or directory on top. What is not there needs no cover. With
+    `again`, what the sandbox itself put in the way (a link above the place) is no error: nothing of reality lies behind it."""
 
     directory: bool
+    again: bool = False
 
     def make(self, bench: Bench) -> int:
         if bench.closed < 0:
@@ -261,6 +263,8 @@ class Cover(Operation):
             try:
                 Operation.execute(self, bench)
             except OSError as error:
+                if error.errno == errno.ELOOP and self.again:
+                    return
                 if error.errno != errno.EINVAL:
                     raise
                 # A sandbox that is started again may have put something of the other kind there.

@@ -85,7 +85,7 @@ def _execute(wanted: ExecRequest, signals: Signals | None) -> ExecResult:
         directory = working_directory(wanted.directory, box.record.project)
         sources = settings_of(box.record.project)
         outputs = log_files(box) if wanted.detached else None
-        with journaled(box, wanted.kind, wanted.argv, directory, wanted.timeout, outputs) as request:
+        with journaled(box, wanted.kind, wanted.argv, directory, wanted.timeout, outputs, detached=wanted.detached) as request:
             spec = box.spec(
                 wanted.argv,
                 directory,
@@ -166,11 +166,13 @@ class journaled(contextlib.AbstractContextManager[Request]):  # noqa: N801  (use
         directory: str,
         timeout: float | None = None,
         outputs: Outputs | None = None,
+        *,
+        detached: bool = False,
     ) -> None:
         self._journal = Journal(box.directory)
         said: dict[str, str | None] | None = None if outputs is None else {"stdout": outputs.stdout, "stderr": outputs.stderr}
         self._start: Callable[[], Request] = lambda: self._journal.start(
-            kind, argv, cwd=directory, detached=outputs is not None, timeout=timeout, outputs=said
+            kind, argv, cwd=directory, detached=detached, timeout=timeout, outputs=said
         )
         self._request: Request | None = None
 

@@ -289,7 +289,7 @@ class Running:
             raise Broken("keeper_nonsense", f"the keeper answered {' '.join(self._words)!r}") from error
         if reason not in REASONS:
             raise Broken("keeper_nonsense", f"the keeper gave the reason {reason!r}")
-        exit_code = 124 if reason in ("timeout", "expired") else values[0] & 0xFF
+        exit_code = values[0] & 0xFF
         return Outcome(
             exit_code,
             reason,

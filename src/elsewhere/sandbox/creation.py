@@ -128,6 +128,7 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         made.keeper = list(Caller.of(raised.keeper_pid)) if order.lives else None
         record.save(made, raised.directory)
         _move_in(raised.directory, state.sandbox(made.id))
+        wire.send(raised.control, ("open",))
         if order.lives:
             _let_live(made, raised)
     except (OSError, ElsewhereError):
@@ -162,6 +163,8 @@ def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made
     found.keeper = list(Caller.of(raised.keeper_pid))
     try:
         record.save(found, state.sandbox(sandbox_id))
+        # Not before: whoever gets in has a request, and a request in a sandbox that does not run reads as lost.
+        wire.send(raised.control, ("open",))
         _let_live(found, raised)
     except OSError:
         raised.discard()

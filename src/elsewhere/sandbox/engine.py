@@ -46,7 +46,7 @@ def start(state: State, name: str) -> None:
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
             environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
             paths = os.pathsep.join(path for path in sys.path if path)
-            launcher = subprocess.Popen(
+            subprocess.run(
                 [sys.executable, "-X", "utf8", "-W", "ignore", "-m", "elsewhere.cli.launch", name, str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -54,16 +54,14 @@ def start(state: State, name: str) -> None:
                 cwd="/",
                 env={**environment, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
                 pass_fds=[writer],
-                start_new_session=True,
+                check=False,
             )
     finally:
         os.close(writer)
     with open(reader, "rb", buffering=0) as pipe:
-        listening = pipe.read(16)  # a word when it listens; nothing when it ended, or found another one there
-    code = None if listening else launcher.wait()
-    launcher.returncode = 0  # it is meant to outlive us: no warning when this object goes
-    if code:
-        raise Broken("launcher_did_not_start", f"the launcher ended with {code}: {_last_line(log)}", hint=f"see {log}")
+        word = pipe.read(16)  # when it listens, or found another one there; nothing when it failed
+    if not word:
+        raise Broken("launcher_did_not_start", f"the launcher did not start: {_last_line(log)}", hint=f"see {log}")
 
 
 def _last_line(path: str) -> str:

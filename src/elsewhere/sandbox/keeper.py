@@ -192,8 +192,8 @@ class Keeper:
         self._listener = socket.socket(fileno=listener)
 
     def _open(self) -> None:
-        """Only now that the sandbox stands: until then our root is reality's, and a command would run there. Whoever listens is
-        who the other side sees as its peer: so it has to be us."""
+        """Only now that the sandbox stands and its record says so: until then our root is reality's, and a command would run
+        there. Whoever listens is who the other side sees as its peer: so it has to be us."""
         assert self._listener is not None
         self._listener.listen(64)
         self._poll.register(self._listener.fileno(), select.POLLIN)
@@ -373,8 +373,8 @@ class Keeper:
 
     def _ended(self, command: _Command, status: int, usage: Any) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        code = 128 + number if number else os.WEXITSTATUS(status)
         reason = command.reason or ("signaled" if number else "exited")
+        code = 124 if reason in ("timeout", "expired") else 128 + number if number else os.WEXITSTATUS(status)
         if command.reason:
             # It was told to go: whatever of its tree did not listen goes now.
             self._kill(command, signal.SIGKILL)

@@ -380,6 +380,12 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
+def _tell(ready: int, word: bytes) -> None:
+    if ready >= 0:
+        os.write(ready, word)
+        os.close(ready)
+
+
 def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:
     """Be the launcher until idle. Another one that was faster is not an error."""
     place = os.path.join(state.room("run"), socket_name)
@@ -389,6 +395,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        _tell(ready, b"taken")
         return 0
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     creation.recover(state)
@@ -404,9 +411,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     gc.collect()
     gc.freeze()  # what is there now stays, and is not touched in every child
     launcher = Launcher(state, place, listener, front, idle)
-    if ready >= 0:
-        os.write(ready, b"listening")
-        os.close(ready)
+    _tell(ready, b"listening")
     try:
         launcher.run()
     finally:

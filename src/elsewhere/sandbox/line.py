@@ -11,17 +11,20 @@ import os
 import signal
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
-from elsewhere.sandbox import wire
+from elsewhere.sandbox import record, wire
 from elsewhere.sandbox.spec import PROTOCOL
 
 __all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "bind", "connect", "wait"]
 
 _FILE = "keeper"
 _PATIENCE_S = 10.0
+_OPENING_S = 2.0
 _MOST_PROCESSES = 100_000
 WINDOW = "window"  # what a process that only waits, so that others can look in, is marked with
 
@@ -39,19 +42,23 @@ def bind(listener: socket.socket, directory: str) -> None:
 
 
 def connect(directory: str) -> "Line | None":
-    """None: nobody answers there."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(_PATIENCE_S)
-    try:
-        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    """None: nobody answers there. A keeper that holds its lock and does not listen is about to."""
+    deadline = monotonic() + _OPENING_S
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(_PATIENCE_S)
         try:
-            sock.connect(f"/proc/self/fd/{fd}/{_FILE}")
-        finally:
-            os.close(fd)
-    except OSError:
-        sock.close()
-        return None
-    return Line(sock, os.path.basename(directory))
+            fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sock.connect(f"/proc/self/fd/{fd}/{_FILE}")
+            finally:
+                os.close(fd)
+            return Line(sock, os.path.basename(directory))
+        except OSError as error:
+            sock.close()
+            if not isinstance(error, ConnectionRefusedError) or monotonic() > deadline or not record.is_held(directory):
+                return None
+        time.sleep(0.001)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,10 @@ class Raising:
     def finish(self) -> Raised:
         try:
             weaker, memory_fd = self.blank.built()
-            wire.send(self.blank.control, ("open",))
         except BuildFailed as failure:
             self.blank.discard()
             _raise_if_full(failure.errno, str(failure), failure.step)
             raise
-        except OSError as error:
-            self.blank.discard()
-            raise BuildFailed("builder", error.errno or 0, f"the keeper is gone ({error.strerror})") from error
         final_pid = self.blank.builder_pid if self.mechanism.fuse else self.blank.keeper_pid
         return Raised(
             self.mechanism,
@@ -231,7 +227,7 @@ def _covering_what_moved(drawn: View, directory: str, mechanism: Mechanism) -> V
             moved = to + place[len(source) :]
             if is_within(place, source) and moved not in places:
                 places.append(moved)
-    covers = [Cover(place, directory=True) for place in places[len(drawn.hidden) :]]
+    covers = [Cover(place, directory=True, again=True) for place in places[len(drawn.hidden) :]]
     plan = replace(drawn.plan, places=(*drawn.plan.places, *covers))
     return replace(drawn, plan=plan, hidden=tuple(places))
 
@@ -282,7 +278,6 @@ def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
     ]
     keeper, guardian, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
     _settle_in(directory, control)
-    wire.send(control, ("open",))
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
         mechanism, directory, control, keeper, guardian, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out

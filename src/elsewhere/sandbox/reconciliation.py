@@ -152,6 +152,8 @@ class Reconciliation:
             written = {found.id: found for found in Journal(self._state.sandbox(request.sandbox)).read().changed}
         ended = written.get(request.id, request)
         if not ended.is_over:
+            if fact is not None and stamp_of(self._state, request.sandbox) != fact.row.stamp:
+                return  # the sandbox runs again since somebody looked, and this may be what it runs
             ended = request.ended("lost", at)
             self._result.lost.append(ended)
         record(self._connection, ended)

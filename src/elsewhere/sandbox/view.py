@@ -349,7 +349,7 @@ class _Drawing:
             accounts_at = None  # on a mount of its own that is read-only
         also = () if accounts_at else seeds.ACCOUNTS
         places = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also)
-        covers = [Cover(path, directory=os.path.isdir(path)) for path in places]
+        covers = [Cover(path, directory=os.path.isdir(path), again=bool(self._numbers)) for path in places]
         # What lies below something else comes after it; covers lie on top of everything.
         ordered = sorted(operations, key=lambda operation: operation.target.split("/"))
         plan = Plan(always, root, (*ordered, *covers))

@@ -53,7 +53,7 @@ class Sandbox:
         on_exit: Literal["discard", "keep"] = "discard",
     ) -> "Sandbox":
         """A sandbox of `project` and the machine around it, ready for commands. With a `request` that was made before, the same
-        sandbox again."""
+        sandbox again, which is then kept when the block is left."""
         if on_exit not in _ON_EXIT:
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
         wish = Wish(
@@ -68,8 +68,8 @@ class Sandbox:
             lifetime=None if ttl is None else units.duration(ttl),
         )
         if on_exit == "keep" or name is not None or request is not None or ttl is not None:
-            made, _ = creating.create(wish)
-            return cls(_entered(State.open(), made.id), on_exit, made=True)
+            made, new = creating.create(wish)
+            return cls(_entered(State.open(), made.id), on_exit if new else "keep", made=new)
         refuse_inside()
         found = find_project(wish.project, os.getcwd())
         return cls(creating.raise_sandbox(State.open(), found, wish, lives=False), on_exit, made=True)
@@ -165,7 +165,7 @@ class Sandbox:
         """Start a command and go on; `detached`, it goes on when this program ends."""
         argv, directory, limit = self._asked(command, cwd, timeout)
         outputs = executing.log_files(self._box)
-        with journaled(self._box, "exec", argv, directory, limit, outputs) as request:
+        with journaled(self._box, "exec", argv, directory, limit, outputs, detached=detached) as request:
             spec = self._box.spec(
                 argv,
                 directory,
