@@ -95,7 +95,10 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
     except OSError:
         return None
 
+    forwarded = []
+
     def forward(number: int, _frame: object) -> None:
+        forwarded.append(number)
         try:
             sock.send(bytes([number]))
         except OSError:
@@ -107,6 +110,13 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
         _signal.signal(number, forward)
     try:
         answer = sock.recv(64)
+    except ConnectionResetError:
+        if not forwarded:  # the kernel says that nobody has read what we sent: nothing was done
+            for number in _FORWARDED:
+                _signal.signal(number, _signal.SIG_DFL)
+            _signal.signal(2, _signal.default_int_handler)
+            return None
+        answer = b""
     except OSError:
         answer = b""
     if answer.startswith(b"exit "):

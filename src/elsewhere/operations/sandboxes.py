@@ -211,7 +211,7 @@ def remove_all(*, force: bool = False) -> Removal:
             _remove(state, sandbox_id, result, force=force)
         except NotFound:
             continue  # somebody else was faster
-        except (InUse, Refused) as error:
+        except (Broken, InUse, Refused) as error:
             result.skipped.append({"id": sandbox_id, "reason": error.message, **error.detail})
     ending.sweep(state)
     return result

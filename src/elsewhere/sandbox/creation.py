@@ -100,6 +100,8 @@ class Climber:
 
 
 def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
+    if order.name is not None and any(found.name == order.name for found in record.load_all(state)[0]):
+        raise InUse("name_in_use", f"there is a sandbox named {order.name!r} already", hint="choose another name")
     who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
     subject = _subject(order.project, order.git, order.base, climber.host(order.home, state.path))
     raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))

@@ -98,6 +98,7 @@ def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, a
         return None
     found.state, found.ended_at = "removed", found.ended_at or wall()
     record.save(found, directory)
+    truth.forget(state, sandbox_id, directory)  # before it goes: nobody looks for requests in the archive
     for number in range(1000):
         target = os.path.join(state.room("archive"), sandbox_id + (f".{number}" if number else ""))
         if not os.path.lexists(target):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from elsewhere import errors
@@ -101,14 +102,15 @@ class Engine:
                 engine = cls._shared[state.path] = cls(state)
             return engine
 
-    def ask(self, *message: object) -> tuple[Any, list[int]]:
+    def ask(self, *message: object, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        """The answer and its descriptors. Those that go along are held by the launcher until it has answered."""
         with self._lock:
             if self._sock is None:
                 self._sock = self._open()
             try:
                 self._take_what_is_owed(self._sock)
                 self._owed += 1
-                answer, fds = wire.call(self._sock, message)
+                answer, taken = wire.call(self._sock, message, tuple(fds))
                 self._owed -= 1
             except Broken:
                 self._sock.close()
@@ -117,7 +119,7 @@ class Engine:
         if answer[0] == "error":
             kind, code, text, hint, detail = answer[1:]
             raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
-        return answer, fds
+        return answer, taken
 
     def revive(self) -> None:
         """Let go of a line whose other end is gone: the next question starts a launcher. Only for who has nothing there yet."""

@@ -107,7 +107,10 @@ class Launcher:
     def run(self) -> None:
         while True:
             busy = self._connections or self._keepers
-            for fd, _ in self._poll.poll(self._patience()):
+            happened = self._poll.poll(self._patience())
+            if not happened and not busy:
+                creation.recover(self._state)  # what another launcher left may have been held by a keeper that was still going
+            for fd, _ in happened:
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._woken:
@@ -168,8 +171,6 @@ class Launcher:
         if message[0] == "cli":
             self._hand_to_front(connection, message, fds)
             return
-        for fd in fds:
-            os.close(fd)
         try:
             answer, out = self._answer(connection, message)
         except ElsewhereError as error:
@@ -185,7 +186,7 @@ class Launcher:
             )
         if answer is not None:
             self._reply(connection.sock, answer, out)
-        for fd in out:
+        for fd in (*out, *fds):  # what came along may be a lock, which the caller alone could not hold if it died
             os.close(fd)
 
     def _reply(self, sock: socket.socket, answer: object, fds: list[int]) -> None:

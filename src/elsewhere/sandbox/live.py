@@ -213,7 +213,8 @@ def enter(state: State, sandbox_id: str) -> Live:
     reached = line.connect(state.sandbox(sandbox_id))
     if reached is not None:
         return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
-    with record.exclusive(state, sandbox_id) as found:
+    with record.locked(state, sandbox_id) as lock:
+        found = record.load(state, sandbox_id)
         if found.state != "running":
             if found.expires_at is not None and found.expires_at <= wall():
                 raise Refused(
@@ -222,7 +223,7 @@ def enter(state: State, sandbox_id: str) -> Live:
                     hint=f"elsewhere extend {sandbox_id} 1h",
                 )
             truth.end_earlier_life(state, sandbox_id)
-            (_, started), _ = engine.ask("start", sandbox_id)
+            (_, started), _ = engine.ask("start", sandbox_id, fds=[lock])
             return _entered(engine, Record(**started))
         return _entered(engine, found)
 

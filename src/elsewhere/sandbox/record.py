@@ -24,7 +24,19 @@ from elsewhere.sandbox import rungs
 from elsewhere.sandbox.request import Caller
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Record", "exclusive", "find", "hold_lock", "is_alive", "is_held", "load", "load_all", "save", "wait_for_end"]
+__all__ = [
+    "Record",
+    "exclusive",
+    "find",
+    "hold_lock",
+    "is_alive",
+    "is_held",
+    "load",
+    "load_all",
+    "locked",
+    "save",
+    "wait_for_end",
+]
 
 _FILE = "sandbox.json"
 
@@ -80,6 +92,8 @@ def load(state: State, sandbox_id: str) -> Record:
         raise Broken(
             "sandbox_record_broken", f"the record {path!r} cannot be read: {error}", hint=f"elsewhere rm --force {sandbox_id}"
         ) from error
+    if record.state == "removed":
+        record.state = "stopped"  # whoever removed it was stopped half-way
     if record.state == "running" and not _runs(state, record):
         record.state, record.lost = "stopped", True
         if record.expires_at is not None and record.expires_at <= wall():
@@ -112,8 +126,15 @@ def _runs(state: State, record: Record) -> bool:
 
 @contextlib.contextmanager
 def exclusive(state: State, sandbox_id: str, seconds: float = 30.0) -> Iterator[Record]:
-    """The sandbox's record, while nobody else changes the sandbox. The lock is on the directory itself: one that was removed
-    meanwhile is another directory, or none."""
+    """The sandbox's record, while nobody else changes the sandbox."""
+    with locked(state, sandbox_id, seconds):
+        yield load(state, sandbox_id)
+
+
+@contextlib.contextmanager
+def locked(state: State, sandbox_id: str, seconds: float = 30.0) -> Iterator[int]:
+    """The descriptor that holds the lock; whoever else has it holds the lock as well. The lock is on the directory itself: one
+    that was removed meanwhile is another directory, or none."""
     directory = state.sandbox(sandbox_id)
     deadline = monotonic() + seconds
     while True:
@@ -139,7 +160,7 @@ def exclusive(state: State, sandbox_id: str, seconds: float = 30.0) -> Iterator[
         os.close(fd)
         time.sleep(0.002)
     try:
-        yield load(state, sandbox_id)
+        yield fd
     finally:
         os.close(fd)
 

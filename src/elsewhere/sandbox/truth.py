@@ -174,7 +174,7 @@ def _drain(state: State, name: str) -> None:
 
 
 def forget(state: State, sandbox_id: str, directory: str) -> None:
-    """A sandbox that is gone leaves its requests; `directory` is where its own went."""
+    """A sandbox that goes leaves its requests; `directory` is where its own is now."""
     with _registry(state) as registry:
         found = Journal(directory, sandbox=sandbox_id).read().changed
         registry.record_requests(one if one.is_over else one.ended("killed", wall()) for one in found)
