@@ -25,7 +25,7 @@ from contenders import Sandlock, neighbours
 from crowd import crowd
 from effort import FULL, QUICK, Effort
 from elsewhere import Sandbox
-from elsewhere.sandbox.engine import socket_name
+from elsewhere.sandbox.launching.engine import socket_name
 from execing import executing
 from filework import file_work
 from measure import Section

@@ -12,8 +12,8 @@ import socket
 import struct
 import time
 
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.engine import connect
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching.engine import connect
 
 __all__ = ["family", "keepers", "launchers", "stop"]
 

@@ -27,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from elsewhere import ElsewhereError, Sandbox
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.engine import connect, socket_name
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching.engine import connect, socket_name
 
 SOURCES = {
     "src/shop/__init__.py": "",

@@ -148,8 +148,8 @@ class Person:
 
     def stop_launcher(self) -> None:
         code = (
-            "from elsewhere.sandbox.engine import connect, socket_name\n"
-            "from elsewhere.sandbox import wire\n"
+            "from elsewhere.sandbox.launching.engine import connect, socket_name\n"
+            "from elsewhere.sandbox.keeping import wire\n"
             f"sock = connect({str(self.state)!r}, socket_name())\n"
             "if sock: wire.send(sock, ('stop',)); wire.receive(sock)\n"
         )

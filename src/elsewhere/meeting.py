@@ -50,8 +50,11 @@ def _code() -> str:
     if "-packages" in top:
         return ""
     newest = 0
-    for floor in (top, *(entry.path for entry in os.scandir(top) if entry.is_dir())):
-        for entry in os.scandir(floor):
+    waiting = [top]
+    while waiting:
+        for entry in os.scandir(waiting.pop()):
             if entry.name.endswith(".py"):
                 newest = max(newest, entry.stat().st_mtime_ns)
+            elif "." not in entry.name and not entry.name.startswith("__"):
+                waiting.append(entry.path)
     return str(newest)

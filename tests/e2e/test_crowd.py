@@ -186,7 +186,7 @@ def test_whoever_comes_too_late_leaves_the_name_alone(person: Person) -> None:
 from elsewhere.errors import InUse
 from elsewhere.operations import creating
 from elsewhere.operations.creating import Wish
-from elsewhere.sandbox import truth
+from elsewhere.sandbox.records import truth
 from elsewhere.storage.state import State
 made, _ = creating.create(Wish(name='wanted', request='same'))
 try:

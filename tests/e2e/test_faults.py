@@ -308,7 +308,7 @@ def test_a_state_directory_with_a_hard_name(person: Person, name: str) -> None:
         person.shell(
             person.python,
             "-c",
-            "from elsewhere.sandbox.engine import connect, socket_name\nfrom elsewhere.sandbox import wire\n"
+            "from elsewhere.sandbox.launching.engine import connect, socket_name\nfrom elsewhere.sandbox.keeping import wire\n"
             f"sock = connect({str(place)!r}, socket_name())\nwire.send(sock, ('stop',)); wire.receive(sock)",
         )
         assert eventually(lambda: not launchers_of(str(place)))

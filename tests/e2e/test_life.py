@@ -696,7 +696,7 @@ def test_a_keeper_of_another_version_is_said_and_can_be_stopped(person: Person) 
     shutil.copytree(real, old)
     for file, word, other in (
         ("__init__.py", '__version__ = "', '__version__ = "0.0.9-'),
-        ("sandbox/spec.py", "PROTOCOL = 1", "PROTOCOL = 0"),
+        ("sandbox/keeping/spec.py", "PROTOCOL = 1", "PROTOCOL = 0"),
     ):
         path = old / "elsewhere" / file
         assert word in path.read_text()

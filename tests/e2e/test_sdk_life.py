@@ -305,7 +305,7 @@ def test_a_launcher_that_died_is_started_again_unnoticed(person: Person) -> None
 import os, select, signal, socket, struct
 from pathlib import Path
 from elsewhere import Sandbox
-from elsewhere.sandbox.engine import connect, socket_name
+from elsewhere.sandbox.launching.engine import connect, socket_name
 
 with Sandbox.create(name='stays', on_exit='keep') as box:
     box.run('true').check()

@@ -14,9 +14,11 @@ STACK = """
 import dataclasses, json, os, shutil, sys
 from elsewhere.linux import seccomp
 from elsewhere.linux.overlay import Overlay
-from elsewhere.sandbox import builder, commands, mechanisms, project, rungs, view
-from elsewhere.sandbox.spec import Spec
-from elsewhere.sandbox.mechanisms import make_directories
+from elsewhere.sandbox import project, rungs, view
+from elsewhere.sandbox.keeping import commands
+from elsewhere.sandbox.launching import builder, mechanisms
+from elsewhere.sandbox.keeping.spec import Spec
+from elsewhere.sandbox.launching.mechanisms import make_directories
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
 
@@ -90,7 +92,8 @@ def test_one_directory_cannot_be_started_twice(person: Person) -> None:
 import os
 from elsewhere.errors import InUse
 from elsewhere.linux import seccomp
-from elsewhere.sandbox import builder, mechanisms, project, rungs, view
+from elsewhere.sandbox import project, rungs, view
+from elsewhere.sandbox.launching import builder, mechanisms
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
 state = State.open()

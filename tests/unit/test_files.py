@@ -19,8 +19,8 @@ import pytest
 
 from elsewhere.errors import ElsewhereError, InUse, NotFound, Refused, StateError, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import descriptors
-from elsewhere.sandbox.files import Entry, Files
+from elsewhere.sandbox.access import descriptors
+from elsewhere.sandbox.access.files import Entry, Files
 from elsewhere.sandbox.ids import FIRST_ID
 
 ROOT = os.geteuid() == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from elsewhere.errors import NotFound, StateError
-from elsewhere.sandbox.journal import Caller, Journal, Request, new_request_id
-from elsewhere.sandbox.request import REASONS, TERMINAL
+from elsewhere.sandbox.records.journal import Caller, Journal, Request, new_request_id
+from elsewhere.sandbox.records.request import REASONS, TERMINAL
 
 
 def now() -> float:

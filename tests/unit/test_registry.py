@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from elsewhere.errors import InUse, StateError
-from elsewhere.sandbox import registry as module
-from elsewhere.sandbox.journal import Caller, Journal, Request, new_request_id
-from elsewhere.sandbox.registry import Fact, Registry, Row, stamp_of
-from elsewhere.sandbox.tables import SCHEMA
+from elsewhere.sandbox.records import registry as module
+from elsewhere.sandbox.records.journal import Caller, Journal, Request, new_request_id
+from elsewhere.sandbox.records.registry import Fact, Registry, Row, stamp_of
+from elsewhere.sandbox.records.tables import SCHEMA
 from elsewhere.storage.database import Schema
 from elsewhere.storage.state import State, write_aside
 

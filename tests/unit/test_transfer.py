@@ -16,10 +16,10 @@ import pytest
 
 from elsewhere.errors import ElsewhereError, NotFound, Refused, StateError, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import transfer
-from elsewhere.sandbox.files import Files
+from elsewhere.sandbox.access import transfer
+from elsewhere.sandbox.access.files import Files
+from elsewhere.sandbox.access.transfer import LeftOut, Sides, download, parse_place, parse_sides, upload
 from elsewhere.sandbox.ids import FIRST_ID
-from elsewhere.sandbox.transfer import LeftOut, Sides, download, parse_place, parse_sides, upload
 
 ROOT = os.geteuid() == 0
 PRECIOUS = b"of the host"

@@ -64,7 +64,7 @@ def _start(argv: list[str]) -> "_socket.socket | None":
         return None
     from elsewhere.errors import ElsewhereError
     from elsewhere.meeting import socket_name
-    from elsewhere.sandbox import engine
+    from elsewhere.sandbox.launching import engine
     from elsewhere.storage.state import State
 
     try:

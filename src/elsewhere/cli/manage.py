@@ -14,8 +14,8 @@ from elsewhere.errors import UsageError
 from elsewhere.operations import creating, documents, files, sandboxes
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.sandboxes import Filter
-from elsewhere.sandbox.commands import Signals
-from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
 __all__ = ["add"]

@@ -15,11 +15,11 @@ from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Listing, Removal
 from elsewhere.sandbox import rungs
-from elsewhere.sandbox.commands import Outcome
-from elsewhere.sandbox.line import Process
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import Request
-from elsewhere.sandbox.transfer import Transferred
+from elsewhere.sandbox.access.transfer import Transferred
+from elsewhere.sandbox.keeping.commands import Outcome
+from elsewhere.sandbox.keeping.line import Process
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Request
 
 __all__ = [
     "changes",

@@ -23,9 +23,9 @@ from elsewhere.errors import UsageError
 from elsewhere.operations import documents, executing, processes, running
 from elsewhere.operations.executing import ExecRequest
 from elsewhere.operations.running import RunRequest
-from elsewhere.sandbox.commands import Signals
+from elsewhere.sandbox.keeping.commands import Signals
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.request import TERMINAL, UNFINISHED
+from elsewhere.sandbox.records.request import TERMINAL, UNFINISHED
 
 __all__ = ["add"]
 

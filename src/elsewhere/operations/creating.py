@@ -13,10 +13,11 @@ from elsewhere.meeting import home_directory
 from elsewhere.operations import bases
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.projects import find_project, refuse_inside
-from elsewhere.sandbox import identity, live, record, truth
+from elsewhere.sandbox import identity, live
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
-from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import copying
 from elsewhere.storage.state import State, write_aside
 

@@ -13,7 +13,8 @@ from elsewhere.errors import ElsewhereError
 from elsewhere.linux import mountinfo, probe
 from elsewhere.meeting import default_state, home_directory
 from elsewhere.operations.projects import find_project
-from elsewhere.sandbox import project, rungs, trial
+from elsewhere.sandbox import project, rungs
+from elsewhere.sandbox.launching import trial
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.storage.state import State

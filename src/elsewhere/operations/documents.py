@@ -11,11 +11,11 @@ from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Keeping, Listing, Removal
 from elsewhere.sandbox import contents
-from elsewhere.sandbox.commands import Outcome
-from elsewhere.sandbox.line import Process
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import Request
-from elsewhere.sandbox.transfer import Transferred
+from elsewhere.sandbox.access.transfer import Transferred
+from elsewhere.sandbox.keeping.commands import Outcome
+from elsewhere.sandbox.keeping.line import Process
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import SCHEMA, State
 
 __all__ = [

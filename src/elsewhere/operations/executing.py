@@ -9,13 +9,15 @@ from elsewhere.changes.compare import Changes
 from elsewhere.errors import Broken, ElsewhereError, UsageError
 from elsewhere.operations.projects import refuse_inside, settings_of
 from elsewhere.paths import is_within
-from elsewhere.sandbox import commands, line, live, record, truth
-from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
-from elsewhere.sandbox.journal import Journal
+from elsewhere.sandbox import live
+from elsewhere.sandbox.keeping import commands, line
+from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
+from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import Request
-from elsewhere.sandbox.spec import Spec
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.journal import Journal
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import State
 
 __all__ = [

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from elsewhere.clock import monotonic
 from elsewhere.errors import Unavailable
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import commands, line, live, record, rungs, transfer
-from elsewhere.sandbox.files import Files
+from elsewhere.sandbox import live, rungs
+from elsewhere.sandbox.access import transfer
+from elsewhere.sandbox.access.files import Files
+from elsewhere.sandbox.access.transfer import Transferred
+from elsewhere.sandbox.keeping import commands, line
+from elsewhere.sandbox.keeping.processes import MARK
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.processes import MARK
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.transfer import Transferred
+from elsewhere.sandbox.records import record
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
 __all__ = ["copy", "files_of", "open_tree"]

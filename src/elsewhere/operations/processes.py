@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elsewhere.errors import Broken, NotFound, UsageError
-from elsewhere.sandbox import line, record, truth
-from elsewhere.sandbox.journal import Journal
-from elsewhere.sandbox.line import Line, Process
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import UNFINISHED, Request, is_request_id
+from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.keeping.line import Line, Process
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.journal import Journal
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import UNFINISHED, Request, is_request_id
 from elsewhere.storage.state import State
 
 __all__ = ["Piece", "cancel", "kill", "logs", "processes", "requests", "signal_number"]

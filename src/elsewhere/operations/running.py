@@ -13,10 +13,10 @@ from elsewhere.operations.creating import Wish, raise_sandbox
 from elsewhere.operations.executing import journaled, refusals_recorded, run_command
 from elsewhere.operations.projects import find_project, refuse_inside, settings_of
 from elsewhere.sandbox import contents, environment
-from elsewhere.sandbox.commands import CallerGone, Outcome, Signals
+from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
-from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
 __all__ = ["RunRequest", "RunResult", "rehearse", "run"]

@@ -10,8 +10,10 @@ from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused, UsageError
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import contents, ending, line, live, record, truth
-from elsewhere.sandbox.record import Record
+from elsewhere.sandbox import contents, ending, live
+from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
 __all__ = [

@@ -1,11 +1,11 @@
-"""A sandbox and its life: what it may see, how it is built, who keeps it, what runs in it.
+"""A sandbox and its life: what it may see, how it is built, who keeps it, what runs in it. Lowest room first.
 
 project, identity, ids, environment   what was asked for, in our words
-view, hidden, seeds                   which mounts make up the sandbox: the plan, what is covered, what is put in from the start
-mechanisms, fuse, trial               the ladder: how a plan is made true on this host
-builder, keeper                       the two processes of a sandbox: one puts the tree together, one lives in it as pid 1
-launcher, nursery, stock, creation    who starts both, ahead of time, and makes a sandbox of them
-engine, wire                          how everybody else talks to the launcher
-live, commands, contents              a running sandbox as its owner has it: commands, changes, the end
-record                                sandbox.json
+rungs, view, hidden, seeds            which mounts make up the sandbox: the ladder as data, the plan, what is covered or put in
+records/                              what is written down and kept true: record, journal and requests, registry, truth
+keeping/                              the keeper and everything that is said to it: wire, spec, line, commands
+contents                              what a sandbox did, read from its layers
+access/                               its files, from outside: files, transfer
+launching/                            how sandboxes come about: engine (the way in), launcher, stock, builder, mechanisms, creation
+live, ending                          a sandbox as whoever works in it has it; how one that lives on its own is stopped and removed
 """

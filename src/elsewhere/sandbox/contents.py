@@ -6,7 +6,7 @@ from elsewhere.changes import layers
 from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
 from elsewhere.changes.layers import Encoding
 from elsewhere.sandbox import rungs, seeds
-from elsewhere.sandbox.record import Record
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 

@@ -14,10 +14,11 @@ import signal
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, InUse
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import line, record, truth
-from elsewhere.sandbox.engine import Engine
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import Caller
+from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.launching.engine import Engine
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Caller
 from elsewhere.storage import saving, trash
 from elsewhere.storage.state import State
 

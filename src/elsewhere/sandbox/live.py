@@ -15,12 +15,14 @@ from typing import Any
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, Refused, UsageError
-from elsewhere.sandbox import contents, environment, line, record, rungs, truth
-from elsewhere.sandbox.engine import Engine
+from elsewhere.sandbox import contents, environment, rungs
 from elsewhere.sandbox.environment import Environment
 from elsewhere.sandbox.identity import Identity
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.spec import Spec
+from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.keeping.spec import Spec
+from elsewhere.sandbox.launching.engine import Engine
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.record import Record
 from elsewhere.settings import Settings
 from elsewhere.storage import saving
 from elsewhere.storage.state import State

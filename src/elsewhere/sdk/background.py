@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from elsewhere import units
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.executing import Background as Started
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.commands import Outcome
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sdk.results import CommandResult
 
 __all__ = ["Background"]

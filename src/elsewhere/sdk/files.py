@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 
 from elsewhere.operations.files import files_of
-from elsewhere.sandbox import transfer
-from elsewhere.sandbox.files import Entry, Files
+from elsewhere.sandbox.access import transfer
+from elsewhere.sandbox.access.files import Entry, Files
+from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.transfer import Transferred
 
 __all__ = ["Entry", "SandboxFiles", "Transferred"]
 

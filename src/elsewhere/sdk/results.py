@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError
-from elsewhere.sandbox.commands import Outcome
+from elsewhere.sandbox.keeping.commands import Outcome
 
 __all__ = ["CommandFailed", "CommandResult"]
 

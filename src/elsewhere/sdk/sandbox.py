@@ -13,8 +13,10 @@ from elsewhere.operations import creating, executing, processes, sandboxes
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.executing import journaled
 from elsewhere.operations.projects import find_project, refuse_inside, settings_of
-from elsewhere.sandbox import commands, live, record
+from elsewhere.sandbox import live
+from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.records import record
 from elsewhere.sdk.background import Background
 from elsewhere.sdk.files import SandboxFiles
 from elsewhere.sdk.results import CommandResult

@@ -4,7 +4,7 @@
       schema                     version of this layout; an older program refuses a newer one
       run/<8 hex>                sockets of launchers, with their locks and logs
       mnt/                       empty; a sandbox under construction mounts its scratch space here, in its own namespace
-      registry.db                an index of the sandboxes, and the history of requests (see `sandbox/registry.py`)
+      registry.db                an index of the sandboxes, and the history of requests (see `sandbox/records/registry.py`)
       bases/<project>/           what pinned sandboxes start from (see `bases.py`)
       sandboxes/<sandbox-id>/
           sandbox.json           the sandbox's own truth
@@ -21,7 +21,7 @@
       spare/                     directories made ahead of time, renamed into sandboxes/
       trash/                     renamed here, deleted later
 
-Everything is written aside and renamed. Not here: what the files mean (see `sandbox/record.py`).
+Everything is written aside and renamed. Not here: what the files mean (see `sandbox/records/record.py`).
 """
 
 import contextlib

@@ -19,9 +19,18 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from elsewhere.errors import StateError
-from elsewhere.sandbox.journal import Journal
-from elsewhere.sandbox.request import Request
-from elsewhere.sandbox.tables import Row, decode_caller, delete_sandbox, insert_row, lives, load_requests, load_rows, record
+from elsewhere.sandbox.records.journal import Journal
+from elsewhere.sandbox.records.request import Request
+from elsewhere.sandbox.records.tables import (
+    Row,
+    decode_caller,
+    delete_sandbox,
+    insert_row,
+    lives,
+    load_requests,
+    load_rows,
+    record,
+)
 from elsewhere.storage.state import State
 
 __all__ = ["Fact", "Healed", "Reconciliation", "is_filled", "stamp_of", "verify"]

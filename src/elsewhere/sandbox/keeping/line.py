@@ -17,8 +17,9 @@ from typing import Any
 
 from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
-from elsewhere.sandbox import record, wire
-from elsewhere.sandbox.spec import PROTOCOL
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping.spec import PROTOCOL
+from elsewhere.sandbox.records import record
 
 __all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "bind", "connect", "wait"]
 

@@ -17,10 +17,13 @@ from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import landlock, seccomp
 from elsewhere.linux.mounts import Cover
 from elsewhere.paths import is_within
-from elsewhere.sandbox import builder, hidden, line, record, seeds, view, wire
-from elsewhere.sandbox.builder import Blank, BuildFailed
-from elsewhere.sandbox.fuse import Fuse
-from elsewhere.sandbox.journal import Journal
+from elsewhere.sandbox import hidden, seeds, view
+from elsewhere.sandbox.keeping import line, wire
+from elsewhere.sandbox.launching import builder
+from elsewhere.sandbox.launching.builder import Blank, BuildFailed
+from elsewhere.sandbox.launching.fuse import Fuse
+from elsewhere.sandbox.records import record
+from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Base, Layer, Subject, View
 from elsewhere.storage import copying, trash

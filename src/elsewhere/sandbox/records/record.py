@@ -21,7 +21,7 @@ from typing import Any
 from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox import rungs
-from elsewhere.sandbox.request import Caller
+from elsewhere.sandbox.records.request import Caller
 from elsewhere.storage.state import State, write_aside
 
 __all__ = [

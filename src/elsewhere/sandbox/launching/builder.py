@@ -27,12 +27,12 @@ from typing import Any, NoReturn
 from elsewhere.linux import capabilities, landlock, mounts, seccomp, userns
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Operation, Plan
-from elsewhere.sandbox import fuse as fuse_programs
-from elsewhere.sandbox import processes, wire
-from elsewhere.sandbox.forking import leave_the_launcher
-from elsewhere.sandbox.fuse import Fuse
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
-from elsewhere.sandbox.keeper import Keeper, seal_imports
+from elsewhere.sandbox.keeping import processes, wire
+from elsewhere.sandbox.keeping.keeper import Keeper, seal_imports
+from elsewhere.sandbox.launching import fuse as fuse_programs
+from elsewhere.sandbox.launching.forking import leave_the_launcher
+from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.view import USER_ROOT
 from elsewhere.storage import copying, saving
 

@@ -19,18 +19,22 @@ import socket
 import sys
 from typing import NoReturn
 
+import elsewhere
 from elsewhere.linux import seccomp, syscalls
 from elsewhere.linux.mounts import Operation
-from elsewhere.sandbox import builder, view, wire
-from elsewhere.sandbox.builder import Blank
-from elsewhere.sandbox.forking import close_all_but, original_descriptor_limit
-from elsewhere.sandbox.keeper import Keeper
+from elsewhere.sandbox import view
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping.keeper import Keeper
+from elsewhere.sandbox.launching import builder
+from elsewhere.sandbox.launching.builder import Blank
+from elsewhere.sandbox.launching.forking import close_all_but, original_descriptor_limit
 
 __all__ = ["Nursery", "serve"]
 
 _ORDERS = 3
 _ROUNDS = 12
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from elsewhere.sandbox import nursery; nursery.serve(*sys.argv[2:])"
+_IMPORT = "from elsewhere.sandbox.launching import nursery"
+_START = f"import sys; sys.path.insert(0, sys.argv[1]); {_IMPORT}; nursery.serve(*sys.argv[2:])"
 
 
 class Nursery:
@@ -40,7 +44,7 @@ class Nursery:
 
     def _start(self) -> socket.socket:
         ours, theirs = wire.pair()
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        package = os.path.dirname(os.path.dirname(os.path.abspath(elsewhere.__file__)))
         argv = [
             sys.executable,
             "-I",

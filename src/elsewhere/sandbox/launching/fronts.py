@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.forking import leave_the_launcher
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching.forking import leave_the_launcher
 
 __all__ = ["Front", "Stand"]
 

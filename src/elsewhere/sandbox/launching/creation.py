@@ -15,15 +15,18 @@ from elsewhere import __version__
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, StateError, Unavailable
 from elsewhere.linux import capabilities, seccomp, userns
-from elsewhere.sandbox import identity, mechanisms, record, rungs, seeds, wire
-from elsewhere.sandbox.builder import BuildFailed
+from elsewhere.sandbox import identity, rungs, seeds
 from elsewhere.sandbox.ids import FIRST_ID
-from elsewhere.sandbox.mechanisms import Raised
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching import mechanisms
+from elsewhere.sandbox.launching.builder import BuildFailed
+from elsewhere.sandbox.launching.mechanisms import Raised
+from elsewhere.sandbox.launching.stock import Stock
 from elsewhere.sandbox.project import Project
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import Caller
+from elsewhere.sandbox.records import record
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Caller
 from elsewhere.sandbox.rungs import Mechanism
-from elsewhere.sandbox.stock import Stock
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage import trash
 from elsewhere.storage.state import State, write_aside

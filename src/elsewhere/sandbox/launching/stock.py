@@ -13,10 +13,12 @@ import os
 import time
 from dataclasses import dataclass
 
-from elsewhere.sandbox import mechanisms, view, wire
-from elsewhere.sandbox.builder import Blank, BuildFailed
-from elsewhere.sandbox.mechanisms import Raised, Raising
-from elsewhere.sandbox.nursery import Nursery
+from elsewhere.sandbox import view
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching import mechanisms
+from elsewhere.sandbox.launching.builder import Blank, BuildFailed
+from elsewhere.sandbox.launching.mechanisms import Raised, Raising
+from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Subject, View
 from elsewhere.storage import trash

@@ -49,9 +49,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from elsewhere import __version__
-from elsewhere.sandbox import processes, spawning, wire
-from elsewhere.sandbox.processes import MARK, kill_quietly
-from elsewhere.sandbox.spec import PROTOCOL, Spec
+from elsewhere.sandbox.keeping import processes, spawning, wire
+from elsewhere.sandbox.keeping.processes import MARK, kill_quietly
+from elsewhere.sandbox.keeping.spec import PROTOCOL, Spec
 
 __all__ = ["Keeper", "seal_imports"]
 

@@ -8,11 +8,13 @@ import os
 import signal
 
 from elsewhere.linux import seccomp, syscalls
-from elsewhere.sandbox import builder, commands, mechanisms, view
-from elsewhere.sandbox.builder import Blank
+from elsewhere.sandbox import view
+from elsewhere.sandbox.keeping import commands
+from elsewhere.sandbox.keeping.spec import Spec
+from elsewhere.sandbox.launching import builder, mechanisms
+from elsewhere.sandbox.launching.builder import Blank
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
-from elsewhere.sandbox.spec import Spec
 from elsewhere.sandbox.view import Host, Subject
 from elsewhere.storage import trash
 from elsewhere.storage.state import State

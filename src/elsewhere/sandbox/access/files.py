@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError, Refused, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox.descriptors import (
+from elsewhere.sandbox.access.descriptors import (
     Path,
     aside,
     checked,

@@ -7,8 +7,9 @@ import sys
 import time
 from typing import NoReturn
 
-from elsewhere.sandbox import truth, wire
-from elsewhere.sandbox.forking import leave_the_launcher
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching.forking import leave_the_launcher
+from elsewhere.sandbox.records import truth
 from elsewhere.storage.state import State
 
 __all__ = ["start"]

@@ -26,7 +26,7 @@ from typing import Any
 
 from elsewhere.clock import Clock, wall
 from elsewhere.errors import NotFound, StateError
-from elsewhere.sandbox.request import KINDS, REASONS, UNFINISHED, Caller, Request, is_request_id, new_request_id, state_of
+from elsewhere.sandbox.records.request import KINDS, REASONS, UNFINISHED, Caller, Request, is_request_id, new_request_id, state_of
 
 __all__ = ["Caller", "Journal", "Request", "Requests", "new_request_id"]
 

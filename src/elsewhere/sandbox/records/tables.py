@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elsewhere.errors import StateError
-from elsewhere.sandbox.request import KINDS, REASONS, TERMINAL, UNFINISHED, Caller, Request, is_request_id
+from elsewhere.sandbox.records.request import KINDS, REASONS, TERMINAL, UNFINISHED, Caller, Request, is_request_id
 from elsewhere.storage.database import Schema
 from elsewhere.storage.state import State
 

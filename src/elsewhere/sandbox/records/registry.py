@@ -21,9 +21,9 @@ from typing import Any
 
 from elsewhere.clock import Clock, wall
 from elsewhere.errors import InUse, StateError
-from elsewhere.sandbox.reconciliation import Fact, Healed, Reconciliation, is_filled, stamp_of, verify
-from elsewhere.sandbox.request import UNFINISHED, Caller, Request
-from elsewhere.sandbox.tables import (
+from elsewhere.sandbox.records.reconciliation import Fact, Healed, Reconciliation, is_filled, stamp_of, verify
+from elsewhere.sandbox.records.request import UNFINISHED, Caller, Request
+from elsewhere.sandbox.records.tables import (
     SCHEMA,
     Row,
     decode_caller,

@@ -33,11 +33,13 @@ from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox import creation, forking, record, sweeper, truth, wire
-from elsewhere.sandbox.fronts import Front, Stand
-from elsewhere.sandbox.nursery import Nursery
-from elsewhere.sandbox.registry import Registry
-from elsewhere.sandbox.stock import Stock
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching import creation, forking, sweeper
+from elsewhere.sandbox.launching.fronts import Front, Stand
+from elsewhere.sandbox.launching.nursery import Nursery
+from elsewhere.sandbox.launching.stock import Stock
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.registry import Registry
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 

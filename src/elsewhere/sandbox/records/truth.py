@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound
-from elsewhere.sandbox import record
-from elsewhere.sandbox.journal import Journal
-from elsewhere.sandbox.record import Record
-from elsewhere.sandbox.request import UNFINISHED, Caller, Request, new_request_id
+from elsewhere.sandbox.records import record
+from elsewhere.sandbox.records.journal import Journal
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import UNFINISHED, Caller, Request, new_request_id
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
 
 if TYPE_CHECKING:
-    from elsewhere.sandbox.registry import Fact, Registry, Row
+    from elsewhere.sandbox.records.registry import Fact, Registry, Row
 
 __all__ = [
     "Survey",
@@ -50,13 +50,13 @@ class Survey:
 
 
 def _registry(state: State) -> "Registry":
-    from elsewhere.sandbox.registry import Registry
+    from elsewhere.sandbox.records.registry import Registry
 
     return Registry.open(state)
 
 
 def row_of(state: State, found: Record) -> "Row":
-    from elsewhere.sandbox.registry import Row, stamp_of
+    from elsewhere.sandbox.records.registry import Row, stamp_of
 
     return Row(
         id=found.id,
@@ -100,7 +100,7 @@ def survey(state: State) -> Survey:
 
 def _look(state: State, sandbox_id: str, known: "Row | None", registry: "Registry", result: Survey) -> "Fact | None":
     """In this order: is the keeper alive, the record, the journal. A journal without a keeper does not grow any more."""
-    from elsewhere.sandbox.registry import Fact, Row, stamp_of
+    from elsewhere.sandbox.records.registry import Fact, Row, stamp_of
 
     directory = state.sandbox(sandbox_id)
     stamp = stamp_of(state, sandbox_id)  # before the record is read: a change in between must not pass unseen

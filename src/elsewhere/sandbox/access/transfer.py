@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.linux import syscalls
-from elsewhere.sandbox.descriptors import (
+from elsewhere.sandbox.access.descriptors import (
     Path,
     aside,
     checked,
@@ -39,7 +39,7 @@ from elsewhere.sandbox.descriptors import (
     settle,
     want_regular,
 )
-from elsewhere.sandbox.files import Files
+from elsewhere.sandbox.access.files import Files
 
 __all__ = ["LeftOut", "Sides", "Transferred", "download", "parse_place", "parse_sides", "upload"]
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from elsewhere.errors import Broken, InUse, NotFound, Refused, UsageError
-from elsewhere.sandbox import wire
-from elsewhere.sandbox.request import REASONS
-from elsewhere.sandbox.spec import Spec
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping.spec import Spec
+from elsewhere.sandbox.records.request import REASONS
 
 __all__ = [
     "CAPTURE_CAP",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from elsewhere import errors
 from elsewhere.errors import Broken, ElsewhereError
 from elsewhere.meeting import socket_name
-from elsewhere.sandbox import wire
+from elsewhere.sandbox.keeping import wire
 from elsewhere.storage.state import State
 
 __all__ = ["Engine", "connect", "socket_name", "start"]
