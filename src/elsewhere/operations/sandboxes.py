@@ -230,27 +230,34 @@ def discard(wanted: str) -> None:
 
 
 def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> None:
-    try:
-        with record.exclusive(state, sandbox_id) as found:
+    with record.locked(state, sandbox_id):
+        found = _readable(state, sandbox_id, force=force)
+        if found is None:
+            ending.end_unknown(state, sandbox_id)
+            archived = ending.archive_or_discard(state, sandbox_id, None, archive=True)
+        else:
             what = _check_removable(state, found, force=force)
             if found.state == "running":
                 ending.end_keeper(state, found, 0.0 if force else 2.0)
                 what = _changes(state, found)  # again: it could write until now
             archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what))
-    except Broken as error:
-        if error.code != "sandbox_record_broken":
-            raise
+    result.removed.append(sandbox_id)
+    if archived:
+        result.archived.append(sandbox_id)
+
+
+def _readable(state: State, sandbox_id: str, *, force: bool) -> Record | None:
+    """Its record; None: it has none that can be read, and is to go all the same."""
+    try:
+        return record.load(state, sandbox_id)
+    except (Broken, NotFound) as error:
         if not force:
             raise Refused(
                 "unreadable_sandbox",
                 f"the record of {sandbox_id!r} cannot be read, so nobody can tell what would be lost with it",
-                hint=f"elsewhere rm --force {sandbox_id}",
+                hint=f"elsewhere rm --force {sandbox_id} moves it to the archive as it is",
             ) from error
-        ending.end_unknown(state, sandbox_id)
-        archived = ending.archive_or_discard(state, sandbox_id, None, archive=False)
-    result.removed.append(sandbox_id)
-    if archived:
-        result.archived.append(sandbox_id)
+        return None
 
 
 def _check_removable(state: State, found: Record, *, force: bool) -> Changes:

@@ -6,6 +6,6 @@ records/                              what is written down and kept true: record
 keeping/                              the keeper and everything that is said to it: wire, spec, line, commands
 contents                              what a sandbox did, read from its layers
 access/                               its files, from outside: files, transfer
-launching/                            how sandboxes come about: engine (the way in), launcher, stock, builder, mechanisms, creation
-live, ending                          a sandbox as whoever works in it has it; how one that lives on its own is stopped and removed
+launching/                            how sandboxes come about: engine (the way in), launcher, stock, builder, mechanisms
+live, ending                          a sandbox as whoever works in it has it; how one that lives on its own ends
 """

@@ -94,11 +94,12 @@ def _sync(path: str) -> None:
 def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, archive: bool) -> str | None:
     """Away with the directory, in constant time. The place in the archive, if it went there."""
     directory = state.sandbox(sandbox_id)
-    if found is None or not archive:
+    if not archive:
         trash.discard(directory, state.room("trash"))
         return None
-    found.state, found.ended_at = "removed", found.ended_at or wall()
-    record.save(found, directory)
+    if found is not None:
+        found.state, found.ended_at = "removed", found.ended_at or wall()
+        record.save(found, directory)
     truth.forget(state, sandbox_id, directory)  # before it goes: nobody looks for requests in the archive
     for number in range(1000):
         target = os.path.join(state.room("archive"), sandbox_id + (f".{number}" if number else ""))
