@@ -29,7 +29,7 @@ check: setup
 	$(BIN)/lint-imports
 
 test: setup packages check
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses auto --dist worksteal
 
 test-all: setup packages
 	$(BIN)/pytest -m slow --timeout 1200
