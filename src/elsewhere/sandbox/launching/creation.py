@@ -103,9 +103,8 @@ class Climber:
 
 
 def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
-    if order.name is not None and any(found.name == order.name for found in record.load_all(state)[0]):
-        raise InUse("name_in_use", f"there is a sandbox named {order.name!r} already", hint="choose another name")
     who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
+    _check_name(state, order.name, who.sandbox_id)
     subject = _subject(order.project, order.git, order.base, climber.host(order.home, state.path))
     raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))
     now = wall()
@@ -141,6 +140,12 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         trash.discard(raised.directory, state.room("trash"))
         raise
     return Made(made, raised)
+
+
+def _check_name(state: State, name: str | None, sandbox_id: str) -> None:
+    """Whoever asked has claimed it; but a claim dies with its owner, and what they asked for may wait here longer."""
+    if name is not None and any(found.name == name and found.id != sandbox_id for found in record.load_all(state)[0]):
+        raise InUse("name_in_use", f"there is a sandbox named {name!r} already", hint="choose another name")
 
 
 def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made:
