@@ -61,6 +61,7 @@ _LOADED_AHEAD = (array, resource)
 _SEALED: list[object] = []
 _GRACE_S = 2.0
 _ANSWER_S = 5.0
+_GOING_S = 0.5
 _PACKET = 32 * 1024
 _LONGEST_COMMAND_LINE = 1024
 
@@ -376,8 +377,8 @@ class Keeper:
         reason = command.reason or ("signaled" if number else "exited")
         code = 124 if reason in ("timeout", "expired") else 128 + number if number else os.WEXITSTATUS(status)
         if command.reason:
-            # It was told to go: whatever of its tree did not listen goes now.
-            self._kill(command, signal.SIGKILL)
+            # It was told to go: whatever of its tree did not listen goes now, and is gone when the end is told.
+            processes.wait_for(self._kill(command, signal.SIGKILL), _GOING_S)
         said = f"{code} {number} {reason} {usage.ru_utime:.6f} {usage.ru_stime:.6f} {usage.ru_maxrss}"
         self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
         _say(command.channel, f"end {said}")
@@ -430,16 +431,19 @@ class Keeper:
         command.killed = True
         command.deadline = time.monotonic() + _GRACE_S
 
-    def _kill(self, command: _Command, number: int) -> None:
+    def _kill(self, command: _Command, number: int) -> set[int]:
+        """Its whole tree: these."""
         if command.ends_sandbox and self._alone:
             kill_quietly(-1, number)
-            return
+            return set()
         found = processes.everything()
         wanted = processes.tree_of(command.pid, found)
         if self._alone:
             wanted |= {pid for pid in found if pid not in wanted and processes.mark_of(pid) == command.mark}
-        for pid in wanted - {os.getpid()}:
+        wanted.discard(os.getpid())
+        for pid in wanted:
             kill_quietly(pid, number)
+        return wanted
 
     def _signal_everybody(self, number: int) -> None:
         if self._alone:

@@ -1,8 +1,9 @@
 """What runs, as /proc tells it: who belongs to whom. For the keeper, so nothing here imports anything at run time."""
 
 import os
+import time
 
-__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "tree_of"]
+__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "tree_of", "wait_for"]
 
 # Every command carries this variable, so that what it left behind can be found even in a session of its own.
 MARK = "ELSEWHERE_COMMAND"
@@ -71,6 +72,21 @@ def mark_of(pid: int) -> str:
         return ""
     _, found, rest = environment.partition(f"\0{MARK}=".encode())
     return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
+
+
+def wait_for(pids: set[int], seconds: float) -> None:
+    """Until they are gone, or only wait to be reaped: one that was killed takes a moment to notice."""
+    deadline = time.monotonic() + seconds
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def kill_quietly(pid: int, number: int) -> None:

@@ -25,7 +25,7 @@ __all__ = ["try_rung"]
 def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) -> str:
     """What was enforced, in a few words; raises what the rung raised."""
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    directory = os.path.join(state.room("spare"), f"trial-{os.getpid()}")
+    directory = os.path.join(state.room("spare"), f"{os.getpid()}-trial")
     os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
 
     def take(rung: Mechanism) -> Blank:
