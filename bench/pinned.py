@@ -17,6 +17,7 @@ __all__ = ["WARM", "pinned"]
 
 WARM = "elsewhere: pinned create, {:,} files, warm"
 _FIRST = "elsewhere: pinned create, {:,} files, first"
+_REST_S = 2.0
 
 
 def pinned(place: Workspace, effort: Effort) -> Section:
@@ -24,13 +25,15 @@ def pinned(place: Workspace, effort: Effort) -> Section:
         "G",
         "Pinned create: the project as it is now, immutable",
         "First: with the copy of the whole project. Warm: nothing changed since the last capture, so the project is looked at "
-        "and nothing is copied; the sandbox is removed again each time, which is not timed. `git worktree add` is for "
-        f"{effort.project_files:,} files, and for tracked ones only.",
+        "and nothing is copied; with a pause before each, as in A, and removed again each time, which is not timed. "
+        f"`git worktree add` is for {effort.project_files:,} files, and for tracked ones only.",
         "ms",
     )
     for files in effort.pinned_files:
         directory = place.project if files == effort.project_files else _project(place, files)
-        first, *warm = (_create(directory) for _ in range(1 + effort.pinned_rounds))
+        first = _create(directory, effort.pause)
+        time.sleep(_REST_S)  # the disk has the copy to write
+        warm = [_create(directory, effort.pause) for _ in range(effort.pinned_rounds)]
         section.rows.append(Row(_FIRST.format(files), "with a full copy", samples=Samples.of([first], 1000)))
         section.rows.append(Row(WARM.format(files), samples=Samples.of(warm, 1000)))
         if directory != place.project:
@@ -51,7 +54,8 @@ def _project(place: Workspace, files: int) -> str:
     return directory
 
 
-def _create(directory: str) -> float:
+def _create(directory: str, pause: float) -> float:
+    time.sleep(pause)
     began = time.perf_counter()
     box = Sandbox.create(project=directory, base="pinned")
     took = time.perf_counter() - began

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from elsewhere.errors import StateError
 from elsewhere.meeting import default_state
 
-__all__ = ["SCHEMA", "State", "write_aside"]
+__all__ = ["SCHEMA", "State", "write_aside", "write_new"]
 
 SCHEMA = 1
 _ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash")
@@ -148,6 +148,15 @@ def write_aside(path: str, content: bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             os.unlink(aside)
         raise
+
+
+def write_new(path: str, content: bytes, mode: int = 0o600) -> None:
+    """A file that is not there yet, in a place that nobody looks at yet."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        _write_all(fd, content)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, content: bytes) -> None:

@@ -29,7 +29,7 @@ from elsewhere.sandbox.records.request import Caller
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage import trash
-from elsewhere.storage.state import State, write_aside
+from elsewhere.storage.state import State, write_new
 
 __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 
@@ -128,9 +128,10 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         version=__version__,
     )
     try:
-        write_aside(os.path.join(raised.directory, ".sandbox.env"), identity.env_file(who.variables()))
+        # Not aside: nobody knows this directory before it is moved in.
+        write_new(os.path.join(raised.directory, ".sandbox.env"), identity.env_file(who.variables()))
         made.keeper = list(Caller.of(raised.keeper_pid)) if order.lives else None
-        record.save(made, raised.directory)
+        record.save_new(made, raised.directory)
         _move_in(raised.directory, state.sandbox(made.id))
         wire.send(raised.control, ("open",))
         if order.lives:

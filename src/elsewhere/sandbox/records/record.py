@@ -22,7 +22,7 @@ from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.records.request import Caller
-from elsewhere.storage.state import State, write_aside
+from elsewhere.storage.state import State, write_aside, write_new
 
 __all__ = [
     "Record",
@@ -35,6 +35,7 @@ __all__ = [
     "load_all",
     "locked",
     "save",
+    "save_new",
     "wait_for_end",
 ]
 
@@ -75,8 +76,16 @@ _FIELDS = tuple(item.name for item in fields(Record))
 
 
 def save(record: Record, directory: str) -> None:
-    content = json.dumps(record.fields(), separators=(",", ":"))
-    write_aside(os.path.join(directory, _FILE), content.encode())
+    write_aside(os.path.join(directory, _FILE), _content(record))
+
+
+def save_new(record: Record, directory: str) -> None:
+    """Into a directory that nobody else knows yet."""
+    write_new(os.path.join(directory, _FILE), _content(record))
+
+
+def _content(record: Record) -> bytes:
+    return json.dumps(record.fields(), separators=(",", ":"), check_circular=False).encode()
 
 
 def load(state: State, sandbox_id: str) -> Record:
