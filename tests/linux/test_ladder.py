@@ -35,12 +35,19 @@ class Elsewhere:
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
+    def script(self, text: str) -> "subprocess.CompletedProcess[str]":
+        """Several commands on the same host; `e` is elsewhere."""
+        line = shlex.join(self.person.command())
+        return self._execute(["sh", "-ec", f'e() {{ {line} "$@"; }}; {text}'])
+
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self._execute(self.person.command(*arguments))
+
+    def _execute(self, command: list[str]) -> "subprocess.CompletedProcess[str]":
         shutil.copy(HOSTS, self.person.place / "hosts.py")
         (self.person.place / "hosts.py").chmod(0o755)
         argv = [self.person.python, str(self.person.place / "hosts.py"), *self.taken, "--uid", str(self.person.uid), "--"]
         maker = Person(self.person.name, 0 if os.geteuid() == 0 else self.person.uid, self.person.place, sys.executable)
-        command = self.person.command(*arguments)
         return maker.shell(*argv, *command, check=False, cwd=self.person.project, env=self.person.environment())
 
 
@@ -125,6 +132,48 @@ def test_where_proc_is_masked_the_project_is_copied(user: Person) -> None:
     needs_root()
     needs_landlock()
     check(user, "copy-landlock", "--mask-proc")
+
+
+LIFE = """
+e create --name box >/dev/null
+e exec box -- sh -c 'echo kept > kept.txt; rm README.md; ln -s kept.txt pointer; mkdir -p src2/deep; rm -r src; mkdir src; echo n > src/n'
+e stop box
+e exec box -- sh -c 'cat kept.txt pointer; ls src; test ! -e README.md && echo gone; test -d src2/deep && echo deep'
+e exec box -- sh -c 'echo again >> kept.txt'
+e inspect box --json | tr ',' '\n' | grep -m1 '"mechanism"'
+e stop box
+e start box
+e exec box -- cat kept.txt
+e rm --force box
+"""
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "taken"),
+    [
+        ("overlay-userns", ("--overlay-root", "1", "--tmpfs", "STATE")),
+        ("overlay-userns-memory", ("--overlay-root", "1")),
+        ("overlay-idmap-memory", ("--overlay-state", "STATE")),
+        ("fuse-overlayfs", ("--overlay-root", "2")),
+        ("copy-landlock", ("--overlay-root", "2", "--no-fuse")),
+    ],
+)
+def test_a_sandbox_lives_on_every_rung(person: Person, mechanism: str, taken: tuple[str, ...]) -> None:
+    """Stopped and started again twice: what was written, deleted and replaced is as it was left."""
+    needs_root()
+    if mechanism == "overlay-idmap-memory" and not person.is_root:
+        pytest.skip("only root has the whole machine")
+    if mechanism == "fuse-overlayfs":
+        needs_fuse()
+    if mechanism == "copy-landlock":
+        needs_landlock()
+    before = tree(person.project)
+    done = Elsewhere(person, *(str(person.state) if word == "STATE" else word for word in taken)).script(LIFE)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert f'"mechanism": "{mechanism}"' in done.stdout, done.stdout
+    lines = [line for line in done.stdout.splitlines() if "mechanism" not in line and "box" not in line and "ew-" not in line]
+    assert lines == ["kept", "kept", "n", "gone", "deep", "kept", "again"], (done.stdout, done.stderr)
+    assert tree(person.project) == before
 
 
 def test_nothing_left_is_a_refusal_that_says_what_to_do(person: Person) -> None:

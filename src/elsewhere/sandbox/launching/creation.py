@@ -97,6 +97,10 @@ class Climber:
                     raise Broken("builder_failed", f"the sandbox could not be made: {failure}", hint="try again") from failure
                 reasons.append((mechanism.name, str(failure)))
                 continue
+            except StateError as error:
+                if error.code == "base_owners":
+                    self._found[project] = (mechanism, reasons)  # with the right base, this one is next
+                raise
             self._found[project] = (mechanism, reasons)
             return raised, reasons
         raise mechanisms.unavailable(reasons)
