@@ -183,6 +183,20 @@ class Person:
                     yield pid
 
 
+def about_process(pid: int, name: str) -> str:
+    """A file of /proc/PID; empty if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def session_of(pid: int) -> int:
+    """The leader of its session; 0 if it is gone."""
+    words = about_process(pid, "stat").rpartition(")")[2].split()
+    return int(words[3]) if words else 0
+
+
 def tree(path: Path) -> dict[str, tuple[object, ...]]:
     """Everything about a tree that a sandbox must not change: types, modes, owners, contents, links, modification times."""
     found: dict[str, tuple[object, ...]] = {}

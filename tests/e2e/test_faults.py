@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Person, eventually, tree
+from conftest import Person, about_process, eventually, session_of, tree
 
 
 def error_of(person: Person, *arguments: str, code: int, **more: object) -> dict[str, str]:
@@ -224,7 +224,7 @@ def keepers(person: Person) -> list[int]:
     found = []
     for pid, _ in person.processes():
         try:
-            status = Path(f"/proc/{pid}/status").read_text()
+            status = about_process(pid, "status")
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         except OSError:
             continue
@@ -248,11 +248,7 @@ def test_the_keeper_killed(person: Person) -> None:
 
 
 def launchers(person: Person) -> list[int]:
-    return [
-        pid
-        for pid, words in person.processes()
-        if "elsewhere.cli.launch" in words and Path(f"/proc/{pid}/stat").read_text().split()[5] == str(pid)
-    ]
+    return [pid for pid, words in person.processes() if "elsewhere.cli.launch" in words and session_of(pid) == pid]
 
 
 def test_the_launcher_killed(person: Person) -> None:

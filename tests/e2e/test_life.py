@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Person, eventually, tree
+from conftest import Person, eventually, session_of, tree
 from e2e.test_terminal import Terminal
 from elsewhere.storage.trash import remove_tree
 
@@ -94,11 +94,7 @@ def in_namespace(name: str) -> list[str]:
 
 
 def launchers(person: Person) -> list[int]:
-    return [
-        pid
-        for pid, words in person.processes()
-        if "elsewhere.cli.launch" in words and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3] == str(pid)
-    ]
+    return [pid for pid, words in person.processes() if "elsewhere.cli.launch" in words and session_of(pid) == pid]
 
 
 # -- create, list, inspect ---
@@ -566,6 +562,15 @@ def test_removal_never_follows_a_link(person: Person) -> None:
     for bad in ("..", ".", "../sandboxes", f"../sandboxes/{box}", "/etc", "a/b", ""):
         assert error_of(person, "rm", "--force", bad)["code"] in ("sandbox_not_found", "bad_sandbox_id")
     assert tree(treasure) == before
+
+
+def test_what_a_command_left_behind_has_its_grace_too(person: Person) -> None:
+    box = create(person)["id"]
+    left = "(trap 'echo bye > bye; exit' TERM; : > ready; while :; do sleep 0.05; done) >/dev/null 2>&1 &"
+    inside(person, box, f"{left} while [ ! -e ready ]; do sleep 0.05; done")
+    person.json("stop", box, "--grace", "60s")
+    assert inside(person, box, "cat bye") == "bye\n"
+    person.json("rm", "--force", box)
 
 
 def test_links_inside_a_sandbox_lead_removal_nowhere(person: Person) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_ladder import Elsewhere
 
-from conftest import Person, eventually
+from conftest import Person, about_process, eventually
 
 
 def inside(person: Person, line: str, **more: object) -> "tuple[int, str, str]":
@@ -414,8 +414,8 @@ def test_a_keeper_that_died_in_stock_is_not_handed_out(person: Person) -> None:
     assert person.elsewhere("run", "--", "true").returncode == 0
     assert eventually(lambda: len(list((person.state / "spare").iterdir())) >= 3)
     for pid, _ in person.processes():
-        status = Path(f"/proc/{pid}/status").read_text()
-        if next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1] == "1":
+        status = about_process(pid, "status")
+        if next((line for line in status.splitlines() if line.startswith("NSpid:")), "gone").split()[-1] == "1":
             os.kill(pid, 9)
     for _ in range(3):
         assert person.elsewhere("run", "--", "true", timeout=20).returncode == 0

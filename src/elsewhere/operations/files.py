@@ -59,7 +59,7 @@ def open_tree(wanted: str) -> tuple[Record, str]:
         if rungs.named(box.record.mechanism).copy:
             return box.record, box.project_path
         with box.line() as keeper:
-            pid = keeper.pid() if os.geteuid() == 0 else _window(box)
+            pid = keeper.pid() if os.geteuid() == 0 else _window(box, keeper.pid())
         path = f"/proc/{pid}/root{box.project_path}"
         if not os.path.isdir(path):
             raise Unavailable(
@@ -70,9 +70,9 @@ def open_tree(wanted: str) -> tuple[Record, str]:
         box.close()
 
 
-def _window(box: Live) -> int:
+def _window(box: Live, keeper: int) -> int:
     """The keeper is closed to everybody but root; a process that does nothing but wait is not. It ends with the sandbox."""
-    inside = _find_window(box.id)
+    inside = _find_window(box.id, keeper)
     if inside is None:
         spec = box.spec(["sleep", "infinity"], "/", caller={"PATH": os.defpath}, detached=True, request=line.WINDOW)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -82,19 +82,25 @@ def _window(box: Live) -> int:
             os.close(null)
         # It has started, but its environment can be read only when the kernel has put it in place.
         deadline = monotonic() + _PATIENCE_S
-        while (inside := _find_window(box.id)) is None and monotonic() < deadline:
+        while (inside := _find_window(box.id, keeper)) is None and monotonic() < deadline:
             time.sleep(0.005)
     if inside is None:
         raise Unavailable("tree_closed", f"the tree of {box.id!r} cannot be shown on this host", hint="elsewhere cp")
     return inside
 
 
-def _find_window(sandbox_id: str) -> int | None:
+def _find_window(sandbox_id: str, keeper: int) -> int | None:
+    """A child of the keeper itself: anybody can claim anything in an environment."""
     marks = (f"ELSEWHERE_SANDBOX_ID={sandbox_id}".encode(), f"{MARK}={line.WINDOW}".encode())
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
                 words = stream.read().split(b"\0")
-                if all(mark in words for mark in marks):
+                if all(mark in words for mark in marks) and _parent(name) == keeper:
                     return int(name)
     return None
+
+
+def _parent(pid: str) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as stream:
+        return int(stream.read().rpartition(b")")[2].split()[1])

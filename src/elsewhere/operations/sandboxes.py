@@ -8,9 +8,9 @@ from typing import Any
 from elsewhere import __version__, units
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
-from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused, UsageError
+from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import contents, ending, live
+from elsewhere.sandbox import contents, ending, live, rungs
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
@@ -106,7 +106,8 @@ def changes(wanted: str) -> tuple[Record, Changes]:
 
 def _changes(state: State, found: Record) -> Changes:
     """Layers in memory are read by way of the keeper that holds them."""
-    reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
+    in_memory = found.state == "running" and rungs.named(found.mechanism).memory
+    reached = line.connect(state.sandbox(found.id)) if in_memory else None
     if reached is None:
         return contents.changes_of(state, found)
     with reached:
@@ -154,6 +155,7 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
     """From now on; None: for ever."""
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
+        _refuse_owned(found)
         # Before the keeper is told: one that ends by itself must not end earlier than what is written here.
         found.expires_at = None if lifetime is None else wall() + lifetime
         reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
@@ -164,9 +166,20 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
         return state, found
 
 
+def _refuse_owned(found: Record) -> None:
+    """One that does not live on its own (it has no keeper of its own in its record) is its maker's, who decides about its end."""
+    if found.state == "running" and found.keeper is None:
+        raise InUse(
+            "sandbox_in_use",
+            f"the sandbox {found.id!r} belongs to a program that is still running",
+            hint="wait for the end of that program",
+        )
+
+
 def keep(wanted: str, *, kept: bool = True) -> tuple[State, Record]:
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
+        _refuse_owned(found)
         found.kept = kept
         record.save(found, state.sandbox(found.id))
         return state, found
@@ -213,7 +226,7 @@ def remove_all(*, force: bool = False) -> Removal:
             _remove(state, sandbox_id, result, force=force)
         except NotFound:
             continue  # somebody else was faster
-        except (Broken, InUse, Refused) as error:
+        except ElsewhereError as error:
             result.skipped.append({"id": sandbox_id, "reason": error.message, **error.detail})
     ending.sweep(state)
     return result
@@ -264,12 +277,8 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
     """What would be lost with it. Without force, only a sandbox in which nothing runs and nothing changed goes."""
     if found.kept and not force:
         raise Refused("sandbox_kept", f"the sandbox {found.id!r} is to be kept", hint=f"elsewhere keep --off {found.id}")
-    if found.state == "running" and found.keeper is None and not force:
-        raise InUse(
-            "sandbox_in_use",
-            f"the sandbox {found.id!r} belongs to a program that is still running",
-            hint=f"end that program, or: elsewhere rm --force {found.id}",
-        )
+    if not force:
+        _refuse_owned(found)
     if found.state == "running" and not force:
         reached = line.connect(state.sandbox(found.id))
         busy = []
@@ -292,8 +301,3 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
             detail={"changes": listed[:_SHOWN], "count": len(listed)},
         )
     return what
-
-
-def check_lifetime(lifetime: float | None) -> None:
-    if lifetime is not None and lifetime <= 0:
-        raise UsageError("bad_duration", f"a lifetime of {lifetime} s is none", hint="write 30m, 12h or 7d")

@@ -14,6 +14,7 @@ import signal
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, InUse
 from elsewhere.linux import syscalls
+from elsewhere.sandbox import rungs
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.launching.engine import Engine
 from elsewhere.sandbox.records import record, truth
@@ -42,9 +43,10 @@ def end_keeper(state: State, found: Record, grace: float) -> None:
     memory = None
     if reached is not None:
         with reached, contextlib.ExitStack() as stack:
-            memory = reached.memory()
+            memory = reached.memory() if rungs.named(found.mechanism).memory else None
             if memory is not None:
                 stack.callback(os.close, memory)
+                saving.check_room(memory, directory)  # afterwards there would be no way back
             reached.finish(grace)
             if memory is not None:
                 saving.save_layers(f"/proc/self/fd/{memory}/upper", os.path.join(directory, "upper"))

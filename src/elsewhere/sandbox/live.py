@@ -150,6 +150,8 @@ class Live:
 
     def settle(self) -> None:
         """End everything that runs and keep the directory."""
+        if self._memory_fd >= 0:
+            saving.check_room(self._memory_fd, self.directory)  # afterwards there would be no way back
         self._end("settle")
         if self._memory_fd >= 0:
             # Only now: nothing that still runs may change what is being read.

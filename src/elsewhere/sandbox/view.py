@@ -227,6 +227,10 @@ class _Drawing:
                 operation = self._classify(mount, islands)
                 if operation is not None:
                     operations.append(operation)
+        # What is shown as it is shows its sockets, too, and a read-only mount does not keep anybody from connecting.
+        cloned = [one.target for one in operations if isinstance(one, Clone)]
+        sockets = [path for path in _sockets(_REPLACED) if any(is_within(path, place) for place in cloned)]
+        operations += [Cover(path, directory=False) for path in sockets]
         return self._finished(root, [*operations, *self._pinned()], standing(whole_machine=True))
 
     def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
@@ -289,7 +293,12 @@ class _Drawing:
             ]
         operations += self._pinned()
         operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
-        sockets = _sockets((*_REPLACED, "/var/tmp", *self._places))
+        cloned = [one.target for one in operations if isinstance(one, Clone)]
+        sockets = [
+            path
+            for path in _sockets((*_REPLACED, "/var/tmp"))
+            if not any(is_within(path, layer.at) for layer in self._layers) or any(is_within(path, place) for place in cloned)
+        ]
         sockets += [mount.target for mount in self._mounts if mount.target not in sockets and _is_socket(mount.target)]
         operations += [Cover(path, directory=False) for path in sockets]
         return self._finished(USER_ROOT, operations, standing(whole_machine=False))
@@ -387,7 +396,9 @@ def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
         found = None if path is None else _stat(path)
         seen.append(found and (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid))
     if not whole_machine:
-        seen += _sockets((*_REPLACED, "/var/tmp", project.path, host.home))
+        places = (project.path, host.home)
+        below = any(mount.target.startswith(f"{place}/") for mount in host.mounts for place in places)
+        seen += _sockets((*_REPLACED, "/var/tmp", *(() if below else places)))
     return tuple(seen)
 
 

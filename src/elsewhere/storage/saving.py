@@ -10,6 +10,7 @@ import os
 import stat
 from typing import Any
 
+from elsewhere.errors import StateError
 from elsewhere.storage.copying import copy_attributes, copy_file
 from elsewhere.storage.state import write_aside
 from elsewhere.storage.trash import remove_tree
@@ -28,6 +29,8 @@ def save_layers(source: str, target: str) -> None:
     _clear(aside)
     os.mkdir(aside, 0o711)
     for name in os.listdir(source):
+        if not stat.S_ISDIR(os.lstat(os.path.join(source, name)).st_mode):
+            continue  # a link would lead out of the layers
         marks: Marks = {"deleted": [], "opaque": []}
         _copy(os.path.join(source, name), os.path.join(aside, name), marks)
         write_aside(os.path.join(aside, f"{name}.marks.json"), json.dumps(marks).encode())
@@ -35,6 +38,17 @@ def save_layers(source: str, target: str) -> None:
     os.rename(target, target + ".old")
     os.rename(aside, target)
     _clear(target + ".old")
+
+
+def check_room(memory: int, directory: str) -> None:
+    """Whether what lies in memory fits on the disk."""
+    held, disk = os.statvfs(memory), os.statvfs(directory)
+    if (held.f_blocks - held.f_bfree) * held.f_frsize > disk.f_bavail * disk.f_frsize:
+        raise StateError(
+            "no_room",
+            "what the sandbox wrote lives in memory, and does not fit on the disk",
+            hint="free some space, then end it again",
+        )
 
 
 def restore_layers(source: str, target: str, attribute: str) -> None:
@@ -67,23 +81,24 @@ def _clear(path: str) -> None:
 
 def _copy(source: str, target: str, marks: Marks) -> None:
     """One layer. Directories get what is theirs last: a closed one could not be filled."""
-    directories = [""]
-    for path in directories:  # grows
+    directories = [("", os.lstat(source))]
+    for path, _ in directories:  # grows
         directories += _copy_directory(source, target, path, marks)
-    for path in reversed(directories):
+    for path, about in reversed(directories):
         here, there = os.path.join(source, path), os.path.join(target, path)
         if any(_is_set(here, name) for name in _OPAQUE):
             marks["opaque"].append(path)
-        copy_attributes(here, there, os.lstat(here))
+        copy_attributes(here, there, about)
         for name in os.listxattr(there):
             if name.startswith(_OWN_MARKS):
                 with contextlib.suppress(OSError):
                     os.removexattr(there, name)
 
 
-def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[str]:
-    """One directory; what lies below it is returned, to be done next."""
+def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[tuple[str, os.stat_result]]:
+    """One directory; what lies below it is returned, to be done next. What its owner closed is ours to open: it is a copy."""
     os.mkdir(os.path.join(target, path), 0o700)
+    _open_up(os.path.join(source, path), os.lstat(os.path.join(source, path)), stat.S_IRWXU)
     below = []
     with os.scandir(os.path.join(source, path)) as entries:
         for entry in entries:
@@ -94,11 +109,12 @@ def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[s
                 marks["deleted"].append(child)
                 continue
             if stat.S_ISDIR(found.st_mode):
-                below.append(child)
+                below.append((child, found))
                 continue
             if stat.S_ISLNK(found.st_mode):
                 os.symlink(os.readlink(entry.path), place)
             elif stat.S_ISREG(found.st_mode):
+                _open_up(entry.path, found, stat.S_IRUSR)
                 copy_file(entry.path, place)
             elif stat.S_ISFIFO(found.st_mode):
                 os.mkfifo(place)
@@ -106,6 +122,11 @@ def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[s
                 continue  # a socket means nothing without its owner
             copy_attributes(entry.path, place, found)
     return below
+
+
+def _open_up(path: str, about: os.stat_result, needed: int) -> None:
+    if about.st_mode & needed != needed and os.geteuid() != 0:
+        os.chmod(path, stat.S_IMODE(about.st_mode) | needed)
 
 
 def _is_set(path: str, name: str) -> bool:

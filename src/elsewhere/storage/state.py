@@ -108,7 +108,7 @@ class State:
 
     def sandbox_ids(self) -> list[str]:
         with os.scandir(self.room("sandboxes")) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != ".")
 
 
 def _look(place: str) -> tuple[int, ...]:

@@ -111,8 +111,9 @@ def on_terminal(
         master = run.terminal
         os.set_blocking(master, False)
         run.wait(signals, {master: lambda: _pass_on(master, target)}, _Keys(source, master), lambda: _resize(master, target))
-        while _pass_on(master, target):
-            pass
+        for _ in range(_PIPE_CHUNKS):  # what others in there still say must not keep us
+            if not _pass_on(master, target):
+                break
         return run.outcome()
 
 

@@ -16,7 +16,7 @@ answer must not trust it.
     stay SECONDS|None            (layers in memory)               -
     hello                        -                                "keeper VERSION PROTOCOL"
     spawn SPEC                   channel, stdin, stdout, stderr   on the channel
-    processes                    -                                lines, then an empty packet "."
+    processes                    -                                lines, then a packet "."
     kill PID SIGNAL              -                                "done" | "refused ERRNO"
     cancel REQUEST               -                                "done" | "refused ERRNO"
     expire SECONDS|None          -                                "done"
@@ -278,7 +278,10 @@ class Keeper:
                 return
             self._write_down(f"began {mark} {pid} {time.time():.6f}", spec.request)
             if master >= 0:
-                socket.send_fds(channel, [b"terminal"], [master])
+                try:
+                    socket.send_fds(channel, [b"terminal"], [master])
+                except OSError:
+                    pass  # the caller is gone, and the end of the channel says so
             _say(channel, f"started {pid}")
             deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
             command = _Command(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached)
@@ -406,7 +409,7 @@ class Keeper:
             if command.deadline is not None and now >= command.deadline:
                 command.reason = command.reason or "timeout"
                 self._terminate(command)
-        if self._closing is not None and (now >= self._closing or not self._commands):
+        if self._closing is not None and (now >= self._closing or not self._anybody()):
             self._end_all("killed")
             self._finish(0)
 
@@ -414,9 +417,15 @@ class Keeper:
         """The sandbox is to end: everybody is asked to, and has `grace` seconds for it."""
         for command in self._commands.values():
             command.reason = command.reason or reason
-        if self._commands and grace > 0:
+        if grace > 0:
             self._signal_everybody(signal.SIGTERM)
-        self._closing = time.monotonic() + (grace if self._commands else 0.0)
+        self._closing = time.monotonic() + grace
+
+    def _anybody(self) -> bool:
+        """Whether anything but us still runs, whoever started it. Orphans become our children: each end wakes us."""
+        found = processes.everything()
+        mine = set(found) - {os.getpid()} if self._alone else set(processes.descendants(os.getpid()))
+        return any(pid in found and found[pid].state not in "ZX" for pid in mine)
 
     def _end_all(self, reason: str) -> None:
         """What still runs ends with us, and that is how its end reads."""

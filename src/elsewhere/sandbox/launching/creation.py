@@ -137,6 +137,7 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         made.keeper = list(Caller.of(raised.keeper_pid)) if order.lives else None
         record.save_new(made, raised.directory)
         _move_in(raised.directory, state.sandbox(made.id))
+        raised.directory = state.sandbox(made.id)
         wire.send(raised.control, ("open",))
         if order.lives:
             _let_live(made, raised)
@@ -264,6 +265,8 @@ def _differs(rung: Mechanism, *, live: bool) -> list[str]:
             "/tmp is the host's and read-only; TMPDIR points to a private one",
         ]
     said.append("/run, /tmp, /dev/shm are fresh")
+    if rung.memory:
+        said.append("what it wrote lives in memory: only stop saves it; expiry or a crash loses it")
     what = "a file" if live else "a file outside the project"
     said.append(f"{what} that reality changes later may show inside")
     if not rung.whole_machine:

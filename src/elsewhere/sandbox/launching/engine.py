@@ -112,10 +112,14 @@ class Engine:
                 self._owed += 1
                 answer, taken = wire.call(self._sock, message, tuple(fds))
                 self._owed -= 1
-            except Broken:
+            except (Broken, EOFError, OSError) as error:
                 self._sock.close()
                 self._sock, self._owed = None, 0
-                raise
+                if isinstance(error, Broken):
+                    raise
+                raise Broken(
+                    "launcher_gone", "the launcher ended before it was asked", hint="try again: it is started on demand"
+                ) from error
         if answer[0] == "error":
             kind, code, text, hint, detail = answer[1:]
             raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)

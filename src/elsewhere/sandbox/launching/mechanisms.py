@@ -142,6 +142,9 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
     except OSError as error:
         blank.discard()
         raise BuildFailed("builder", error.errno or 0, f"the builder is gone ({error.strerror})") from error
+    except BaseException:
+        blank.discard()
+        raise
     return Raising(mechanism, directory, blank, drawn, subject.project.path)
 
 
@@ -184,6 +187,9 @@ def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
 def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechanism) -> None:
     """Upper, work and private places, where they are missing. An upper's root gives the mount its owner and mode, so both come
     from what lies below."""
+    upper = os.path.join(directory, "upper")
+    if not os.path.isdir(upper) and os.path.isdir(upper + ".new"):
+        os.rename(upper + ".new", upper)  # whoever saved the layers was stopped between two renames
     for room in ("upper", "work"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.join(directory, room), 0o711)
@@ -264,16 +270,16 @@ def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
         raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
     if version < landlock.FIRST_WITH_TRUNCATE:
         raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
+    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
     target = os.path.join(directory, "copy")
     if os.path.isdir(target):
         copied = copying.Copied()
     else:
         # Whole or not at all: what is found under its name when the sandbox is started again must be the whole of it.
-        copied = copying.copy_tree(project.path, target + ".new", leave_out=frozenset({host.state}))
+        copied = copying.copy_tree(project.path, target + ".new", leave_out=frozenset({host.state, *places_hidden}))
         os.rename(target + ".new", target)
     places = [target, os.path.join(directory, "tmp")]
     _made(places[1])
-    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
     rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
     rules += [(path, landlock.WRITE) for path in places]
     rules += [

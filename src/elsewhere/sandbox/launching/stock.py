@@ -177,7 +177,7 @@ class Stock:
                     self._raised[place] = (wish, raised)
                 except (BuildFailed, OSError):
                     del self._raised[place]
-                    trash.discard(made.directory, self._state.room("trash"))
+                    self._throw_away(made)
                     self._wish = None
                 return True
         return False

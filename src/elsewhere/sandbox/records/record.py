@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _FILE = "sandbox.json"
+_ASKING_S = 0.25  # whoever only asks whether it is held has it for a moment
 
 
 @dataclass(slots=True)
@@ -225,16 +226,21 @@ def find(state: State, wanted: str) -> str:
 def hold_lock(directory: str) -> int:
     """The lock that says a keeper lives here; the kernel itself would let one upper be mounted twice."""
     fd = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise InUse(
-            "sandbox_in_use",
-            f"the sandbox {os.path.basename(directory)!r} is running already",
-            hint="end it first: elsewhere list shows it",
-        ) from None
-    return fd
+    deadline = monotonic() + _ASKING_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                break
+        time.sleep(0.001)
+    os.close(fd)
+    raise InUse(
+        "sandbox_in_use",
+        f"the sandbox {os.path.basename(directory)!r} is running already",
+        hint="end it first: elsewhere list shows it",
+    )
 
 
 def is_alive(state: State, sandbox_id: str) -> bool:
