@@ -63,6 +63,7 @@ _GRACE_S = 2.0
 _ANSWER_S = 5.0
 _GOING_S = 0.5
 _PACKET = 32 * 1024
+_OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
 _LONGEST_COMMAND_LINE = 1024
 
 
@@ -378,7 +379,7 @@ class Keeper:
     def _ended(self, command: _Command, status: int, usage: Any) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         reason = command.reason or ("signaled" if number else "exited")
-        code = 124 if reason in ("timeout", "expired") else 128 + number if number else os.WEXITSTATUS(status)
+        code = 124 if reason in _OVERTIME else 128 + number if number else os.WEXITSTATUS(status)
         if command.reason:
             # It was told to go: whatever of its tree did not listen goes now, and is gone when the end is told.
             processes.wait_for(self._kill(command, signal.SIGKILL), _GOING_S)
@@ -430,7 +431,8 @@ class Keeper:
     def _end_all(self, reason: str) -> None:
         """What still runs ends with us, and that is how its end reads."""
         for command in self._commands.values():
-            said = f"137 9 {command.reason or reason} 0 0 0"
+            why = command.reason or reason
+            said = f"{124 if why in _OVERTIME else 137} 9 {why} 0 0 0"
             self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
             _say(command.channel, f"end {said}")
 
