@@ -187,6 +187,8 @@ def _told(arguments: argparse.Namespace, state: State, record: Record) -> int:
 
 
 def _open(arguments: argparse.Namespace, _signals: Signals | None) -> int:
+    if arguments.json and arguments.editor:
+        raise UsageError("no_json", "a program that is opened has no document", hint="leave --with or --json out")
     record, path = files.open_tree(arguments.id)
     if arguments.editor:
         return subprocess.call([*shlex.split(arguments.editor), path])

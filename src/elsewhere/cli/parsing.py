@@ -79,14 +79,15 @@ def count(text: str) -> int:
 
 
 def add_base(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
         "--base",
         choices=["live", "pinned", "auto"],
         default=default,
         help="what the sandbox starts from: live (reality, seen through), pinned (the project as it is now), auto (pinned where "
         f"that is cheap); default {default}",
     )
-    parser.add_argument("--base-ref", metavar="REF", help="start from this commit of the project: a branch, a tag, a commit")
+    start.add_argument("--base-ref", metavar="REF", help="start from this commit of the project: a branch, a tag, a commit")
     parser.add_argument(
         "--project", metavar="DIR", help="the project (default: nearest elsewhere.toml, else git top level, else here)"
     )

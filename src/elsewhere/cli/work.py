@@ -188,6 +188,8 @@ def _kill(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     streams = (arguments.stream,) if arguments.stream else ("stdout", "stderr")
     pieces = processes.logs(arguments.id, request=arguments.request, streams=streams, follow=arguments.follow)
+    if arguments.json and arguments.json_lines:
+        raise UsageError("no_json", "one document and many exclude each other", hint="give --json or --json-lines")
     if arguments.json:
         if arguments.follow:
             raise UsageError("no_json", "what goes on has no single document", hint="--json-lines")

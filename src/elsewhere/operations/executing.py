@@ -80,6 +80,8 @@ def _execute(wanted: ExecRequest, signals: Signals | None) -> ExecResult:
         raise UsageError("no_command", "there is no command to run", hint="elsewhere exec ID -- COMMAND [ARGUMENT …]")
     if wanted.terminal and not (os.isatty(0) and os.isatty(1)):
         raise UsageError("no_terminal", "-t needs a terminal, and this is none", hint="leave -t out")
+    if wanted.terminal and wanted.capture:
+        raise UsageError("no_json", "what is captured for a document has no terminal", hint="leave -t or --json out")
     state = State.open()
     box = live.enter(state, record.find(state, wanted.sandbox))
     try:

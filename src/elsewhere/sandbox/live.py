@@ -8,12 +8,11 @@ import contextlib
 import errno
 import os
 import socket
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elsewhere.changes.compare import Changes
-from elsewhere.clock import monotonic, wall
+from elsewhere.clock import wall
 from elsewhere.errors import Broken, Refused, UsageError
 from elsewhere.sandbox import contents, environment, rungs
 from elsewhere.sandbox.environment import Environment
@@ -28,8 +27,6 @@ from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
 __all__ = ["Live", "create", "enter", "shift_for"]
-
-_PATIENCE_S = 10.0
 
 
 class Live:
@@ -233,12 +230,8 @@ def enter(state: State, sandbox_id: str) -> Live:
 
 
 def _entered(engine: Engine, found: Record) -> Live:
-    """One that was made a moment ago: on a busy machine its keeper may not have come round to listening yet."""
-    deadline = monotonic() + _PATIENCE_S
-    while (reached := line.connect(engine.state.sandbox(found.id))) is None:
-        if record.is_alive(engine.state, found.id) and monotonic() < deadline:
-            time.sleep(0.002)
-            continue
+    reached = line.connect(engine.state.sandbox(found.id))
+    if reached is None:
         raise Broken("sandbox_gone", f"the keeper of {found.id!r} does not answer", hint=f"elsewhere stop {found.id}")
     return Live(engine, found, _patient(reached.sock), owned=False)
 

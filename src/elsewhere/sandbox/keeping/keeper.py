@@ -64,7 +64,6 @@ _ANSWER_S = 5.0
 _GOING_S = 0.5
 _PACKET = 32 * 1024
 _OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
-_LONGEST_COMMAND_LINE = 1024
 
 
 def seal_imports() -> None:
@@ -319,35 +318,19 @@ class Keeper:
                 self._kill(command, signal.SIGKILL)
 
     def _tell_processes(self, peer: socket.socket) -> None:
-        """PID PARENT STATE TICKS STARTED RSS_KIB REQUEST COMMAND_LINE, the last one in hexadecimal digits."""
-        lines: list[str] = []
-        found = processes.everything()
-        mine = set(found) if self._alone else {os.getpid(), *processes.descendants(os.getpid())}
-        for pid in sorted(mine & set(found)):
-            process = found[pid]
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as stream:
-                    line = stream.read(_LONGEST_COMMAND_LINE)
-            except OSError:
-                continue
-            if pid != os.getpid():
-                mark = processes.mark_of(pid)
-                words = (pid, process.parent, process.state, process.ticks, process.started, process.rss_kib)
-                lines.append(f"{' '.join(map(str, words))} {_word_only(mark) or '-'} {line.hex() or '-'}")
         packet = ""
-        for line_ in lines:
-            if len(packet) + len(line_) > _PACKET:
+        for line in processes.told(self._others()):
+            if len(packet) + len(line) > _PACKET:
                 peer.send(packet.encode())
                 packet = ""
-            packet += line_ + "\n"
+            packet += line + "\n"
         if packet:
             peer.send(packet.encode())
         peer.send(b".")
 
     def _kill_one(self, pid: int, number: int) -> bytes:
-        mine = pid > 1 if self._alone else pid in processes.descendants(os.getpid())
         try:
-            if not mine:
+            if pid not in self._others():
                 raise ProcessLookupError(errno.ESRCH, "not a process of this sandbox")
             os.kill(pid, number)
         except OSError as error:
@@ -424,9 +407,13 @@ class Keeper:
 
     def _anybody(self) -> bool:
         """Whether anything but us still runs, whoever started it. Orphans become our children: each end wakes us."""
+        return any(process.state not in "ZX" for process in self._others().values())
+
+    def _others(self) -> dict[int, processes.Process]:
+        """Everything in the sandbox but us."""
         found = processes.everything()
-        mine = set(found) - {os.getpid()} if self._alone else set(processes.descendants(os.getpid()))
-        return any(pid in found and found[pid].state not in "ZX" for pid in mine)
+        mine = found if self._alone else processes.descendants(os.getpid())
+        return {pid: found[pid] for pid in mine if pid != os.getpid() and pid in found}
 
     def _end_all(self, reason: str) -> None:
         """What still runs ends with us, and that is how its end reads."""
@@ -460,7 +447,7 @@ class Keeper:
         if self._alone:
             kill_quietly(-1, number)
             return
-        for pid in processes.descendants(os.getpid()):
+        for pid in self._others():
             kill_quietly(pid, number)
 
     def _finish(self, code: int) -> NoReturn:
@@ -482,8 +469,3 @@ def _say(channel: socket.socket, words: str) -> None:
         channel.send(words.encode())
     except OSError:
         pass  # nobody listens any more
-
-
-def _word_only(text: str) -> str:
-    """A mark is a variable that the command may have changed: it must not look like more than one word."""
-    return "".join(letter for letter in text[:64] if letter.isascii() and (letter.isalnum() or letter in "-_"))

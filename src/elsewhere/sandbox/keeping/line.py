@@ -25,7 +25,7 @@ __all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "bind", "connect", "wait"]
 
 _FILE = "keeper"
 _PATIENCE_S = 10.0
-_OPENING_S = 2.0
+_OPENING_S = 10.0
 _MOST_PROCESSES = 100_000
 WINDOW = "window"  # what a process that only waits, so that others can look in, is marked with
 

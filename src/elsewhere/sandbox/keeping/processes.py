@@ -3,10 +3,11 @@
 import os
 import time
 
-__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "tree_of", "wait_for"]
+__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "told", "tree_of", "wait_for"]
 
 # Every command carries this variable, so that what it left behind can be found even in a session of its own.
 MARK = "ELSEWHERE_COMMAND"
+_LONGEST_COMMAND_LINE = 1024
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -72,6 +73,26 @@ def mark_of(pid: int) -> str:
         return ""
     _, found, rest = environment.partition(f"\0{MARK}=".encode())
     return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
+
+
+def told(found: dict[int, Process]) -> list[str]:
+    """A line for each: PID PARENT STATE TICKS STARTED RSS_KIB REQUEST COMMAND_LINE, the last one in hexadecimal digits."""
+    lines = []
+    for pid in sorted(found):
+        one = found[pid]
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                command = stream.read(_LONGEST_COMMAND_LINE)
+        except OSError:
+            continue
+        words = (pid, one.parent, one.state, one.ticks, one.started, one.rss_kib)
+        lines.append(f"{' '.join(map(str, words))} {_word_only(mark_of(pid)) or '-'} {command.hex() or '-'}")
+    return lines
+
+
+def _word_only(text: str) -> str:
+    """A mark is a variable that the command may have changed: it must not look like more than one word."""
+    return "".join(letter for letter in text[:64] if letter.isascii() and (letter.isalnum() or letter in "-_"))
 
 
 def wait_for(pids: set[int], seconds: float) -> None:
