@@ -42,6 +42,7 @@ from elsewhere.linux.mounts import (
 from elsewhere.linux.overlay import Overlay
 from elsewhere.paths import is_within, outermost
 from elsewhere.sandbox import hidden, seeds
+from elsewhere.sandbox.confinement import Confinement
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
 
@@ -114,6 +115,7 @@ class Subject:
     host: Host
     project: Project
     base: Base = Base()
+    confinement: Confinement = Confinement()
     numbers: tuple[tuple[str, int], ...] = ()
 
 
