@@ -9,12 +9,16 @@ __all__ = [
     "Changes",
     "CommandFailed",
     "CommandResult",
+    "CommandUsage",
+    "Denial",
     "ElsewhereError",
     "Entry",
+    "Limits",
     "Sandbox",
     "SandboxFiles",
     "SandboxInfo",
     "Transferred",
+    "Usage",
 ]
 
 TYPE_CHECKING = False
@@ -23,12 +27,16 @@ if TYPE_CHECKING:
     from elsewhere.sdk import Changes as Changes
     from elsewhere.sdk import CommandFailed as CommandFailed
     from elsewhere.sdk import CommandResult as CommandResult
+    from elsewhere.sdk import CommandUsage as CommandUsage
+    from elsewhere.sdk import Denial as Denial
     from elsewhere.sdk import ElsewhereError as ElsewhereError
     from elsewhere.sdk import Entry as Entry
+    from elsewhere.sdk import Limits as Limits
     from elsewhere.sdk import Sandbox as Sandbox
     from elsewhere.sdk import SandboxFiles as SandboxFiles
     from elsewhere.sdk import SandboxInfo as SandboxInfo
     from elsewhere.sdk import Transferred as Transferred
+    from elsewhere.sdk import Usage as Usage
 
 
 def __getattr__(name: str) -> object:

@@ -49,13 +49,12 @@ class Limits:
 
     def over(self, below: "Limits") -> "Limits":
         """What is not limited here is limited as it is there."""
-        return replace(below, **self.given())
+        return replace(below, **self.given())  # type: ignore[arg-type]  # each is of its own kind
 
 
 def parse(name: str, value: object) -> int | float:
     """One limit as a number; an error names the value and what was expected."""
-    found = _PARSERS[name](name, value)
-    return found
+    return _PARSERS[name](name, value)
 
 
 def _memory(name: str, value: object) -> int:

@@ -1,6 +1,7 @@
 """The system-call filter, judged by what it answers: by a small machine that runs it, and by the kernel itself."""
 
 import errno
+import itertools
 import json
 import os
 import struct
@@ -13,7 +14,7 @@ import pytest
 from elsewhere.linux import seccomp, syscalls
 
 SOURCE = Path(seccomp.__file__).parents[2]
-ALLOW, KILL = "allow", "kill"
+ALLOW, KILL, TOLD = "allow", "kill", "told"
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # From the kernel's own tables, not from the module under test.
@@ -23,7 +24,8 @@ X86_64 = {
     "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "bpf": 321, "perf_event_open": 298,
     "add_key": 248, "request_key": 249, "keyctl": 250, "userfaultfd": 323, "open_by_handle_at": 304, "reboot": 169,
     "swapon": 167, "settimeofday": 164, "clock_settime": 227, "syslog": 103, "acct": 163, "sethostname": 170, "iopl": 172,
-    "process_vm_readv": 310, "process_vm_writev": 311, "quotactl": 179,
+    "process_vm_readv": 310, "process_vm_writev": 311, "quotactl": 179, "mknod": 133, "mknodat": 259, "set_mempolicy": 238,
+    "kcmp": 312, "sysfs": 139, "ustat": 136, "fanotify_init": 300, "modify_ldt": 154, "socketpair": 53,
 }  # fmt: skip
 AARCH64 = {
     "read": 63, "write": 64, "mmap": 222, "ioctl": 29, "socket": 198, "clone": 220, "execve": 221, "ptrace": 117,
@@ -31,21 +33,28 @@ AARCH64 = {
     "init_module": 105, "finit_module": 273, "delete_module": 106, "kexec_load": 104, "bpf": 280, "perf_event_open": 241,
     "add_key": 217, "request_key": 218, "keyctl": 219, "userfaultfd": 282, "open_by_handle_at": 265, "reboot": 142,
     "swapon": 224, "settimeofday": 170, "clock_settime": 112, "syslog": 116, "acct": 89, "sethostname": 161,
-    "process_vm_readv": 270, "process_vm_writev": 271, "quotactl": 60,
+    "process_vm_readv": 270, "process_vm_writev": 271, "quotactl": 60, "mknodat": 33, "set_mempolicy": 237,
+    "kcmp": 272, "fanotify_init": 262, "socketpair": 199,
 }  # fmt: skip
 EVERYWHERE = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430,
     "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435, "openat2": 437, "mount_setattr": 442,
-    "landlock_restrict_self": 446,
+    "landlock_restrict_self": 446, "pidfd_getfd": 438, "process_madvise": 440,
 }  # fmt: skip
 DENIED = [
     *("mount", "umount2", "pivot_root", "setns", "init_module", "finit_module", "delete_module", "kexec_load", "bpf"),
     *("perf_event_open", "add_key", "request_key", "keyctl", "userfaultfd", "open_by_handle_at", "reboot", "swapon"),
     *("settimeofday", "clock_settime", "syslog", "acct", "sethostname", "iopl", "process_vm_readv", "process_vm_writev"),
     *("quotactl", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_tree", "move_mount", "fsopen", "fsconfig"),
-    *("fsmount", "fspick", "mount_setattr"),
+    *("fsmount", "fspick", "mount_setattr", "set_mempolicy", "kcmp", "sysfs", "ustat", "fanotify_init", "modify_ldt"),
+    "pidfd_getfd",
 ]
-ALLOWED = ["read", "write", "mmap", "openat", "openat2", "execve", "fork", "ptrace", "landlock_restrict_self"]
+QUIET = ["io_uring_setup", "io_uring_enter", "io_uring_register", "process_vm_readv", "set_mempolicy"]
+MOUNTING = [
+    *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+    "setns",
+]
+ALLOWED = ["read", "write", "mmap", "openat", "openat2", "execve", "fork", "ptrace", "landlock_restrict_self", "process_madvise"]
 
 CLONE_THREAD = 0x003D0F00  # what pthread_create asks for
 CLONE_FORK = 0x01200011  # what fork asks for: settid, cleartid, SIGCHLD
@@ -88,12 +97,14 @@ class Filter:
                     place += if_true if accumulator >= value else if_false
                 case 0x45:
                     place += if_true if accumulator & value else if_false
+                case 0x54:
+                    accumulator &= value
                 case 0x06:
                     break
                 case _:
                     pytest.fail(f"instruction {place - 1} has the unknown code {code:#x}")
         action, low = value & 0xFFFF0000, value & 0xFFFF
-        return {0x7FFF0000: ALLOW, 0x80000000: KILL, 0x00050000: errno.errorcode.get(low, low)}[action]
+        return {0x7FFF0000: ALLOW, 0x80000000: KILL, 0x7FC00000: TOLD, 0x00050000: errno.errorcode.get(low, low)}[action]
 
 
 @pytest.fixture(params=["x86_64", "aarch64"])
@@ -107,15 +118,21 @@ def rules(machine: str) -> Filter:
     return Filter(machine)
 
 
-@pytest.mark.parametrize("unix_sockets", [True, False])
-def test_a_program_is_whole_instructions_and_short_enough_for_the_kernel(machine: str, unix_sockets: bool) -> None:
-    code = seccomp.program(unix_sockets=unix_sockets)
+VARIANTS = [
+    dict(zip(("unix_sockets", "nested", "notify"), values, strict=True)) for values in itertools.product((True, False), repeat=3)
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_a_program_is_whole_instructions_and_short_enough_for_the_kernel(machine: str, options: dict[str, bool]) -> None:
+    code = seccomp.program(**options)
     assert len(code) % 8 == 0
     assert 0 < len(code) // 8 <= 4096
 
 
-def test_every_jump_lands_inside_the_program(rules: Filter) -> None:
-    instructions = list(struct.iter_unpack("<HBBI", rules.code))
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_every_jump_lands_inside_the_program(machine: str, options: dict[str, bool]) -> None:
+    instructions = list(struct.iter_unpack("<HBBI", seccomp.program(**options)))
     for place, (code, if_true, if_false, _) in enumerate(instructions):
         assert place + 1 + max(if_true, if_false) < len(instructions) or code == 0x06
     assert instructions[-1][0] == 0x06
@@ -124,6 +141,76 @@ def test_every_jump_lands_inside_the_program(rules: Filter) -> None:
 @pytest.mark.parametrize("name", DENIED)
 def test_what_containers_deny_is_denied(rules: Filter, name: str) -> None:
     assert rules.call(name) == "EPERM"
+
+
+@pytest.mark.parametrize("name", sorted({*DENIED} - {*QUIET}))
+def test_rare_refusals_are_told(machine: str, name: str) -> None:
+    assert Filter(machine, notify=True).call(name) == TOLD
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_programs_try_on_the_chance_is_refused_plainly(machine: str, name: str) -> None:
+    assert Filter(machine, notify=True).call(name) == "EPERM"
+
+
+def test_a_filter_that_tells_differs_from_the_plain_one_in_nothing_else(machine: str) -> None:
+    plain, telling = Filter(machine), Filter(machine, notify=True)
+    tried = [(number, *[argument] * 6) for number in range(600) for argument in (0, 1, 0x5412, 0x2000, 0x10000000, 38, 40)]
+    differing = 0
+    for call in tried:
+        before, after = plain.answer(*call), telling.answer(*call)
+        assert after == before or (before, after) == ("EPERM", TOLD), call
+        differing += before != after
+    assert differing > 100
+
+
+@pytest.mark.parametrize("notify", [False, True])
+@pytest.mark.parametrize("name", MOUNTING)
+def test_nested_namespaces_may_mount(machine: str, name: str, notify: bool) -> None:
+    assert Filter(machine, nested=True, notify=notify).call(name) == ALLOW
+
+
+def test_nested_allows_namespaces_and_mounts_and_nothing_else(machine: str) -> None:
+    usual, nested = Filter(machine), Filter(machine, nested=True)
+    opened = set()
+    for number, argument in itertools.product(range(600), (0, 1, 0x5412, 0x2000, 0x6000, 0x10000000, 38, 40)):
+        before, after = usual.answer(number, *[argument] * 6), nested.answer(number, *[argument] * 6)
+        if before != after:
+            assert (before, after) == ("EPERM", ALLOW)
+            opened.add(number)
+    assert opened == {usual.numbers[name] for name in (*MOUNTING, "clone", "unshare")} | {467}
+    assert nested.call("clone3") == "ENOSYS"
+
+
+@pytest.mark.parametrize("name", ["mknod", "mknodat"])
+def test_devices_cannot_be_made_but_files_fifos_and_sockets_can(rules: Filter, name: str) -> None:
+    def make(mode: int, device: int = 0x103) -> object:
+        return rules.call(name, *([0] if name == "mknod" else [0, 0]), mode, device)
+
+    for mode in (0o020666, 0o060600, 0o020000, 0o020666 | 1 << 16, 0o060600 | 1 << 33):
+        assert make(mode) == "EPERM"
+    assert make(0o020000, 0) == "EPERM"  # overlay reads a device 0:0 as "deleted"
+    for mode in (0o644, 0o100644, 0o010600, 0o140600):
+        assert make(mode) == ALLOW
+
+
+def test_a_device_is_told(machine: str) -> None:
+    assert Filter(machine, notify=True).call("mknodat", 0, 0, 0o020666, 0x103) == TOLD
+
+
+def test_the_way_to_the_hypervisor_is_closed_and_ciphers_of_the_kernel_seem_not_to_exist(rules: Filter) -> None:
+    assert rules.call("socket", 40, 1) == "EPERM"
+    assert rules.call("socket", 38, 5) == "EAFNOSUPPORT"
+    assert rules.call("socket", 16, 3) == ALLOW
+
+
+def test_every_call_has_one_name_and_every_name_one_number(machine: str) -> None:
+    known = seccomp.calls()
+    assert len({name for name, _ in known.values()}) == len(known)
+    numbers = {**(X86_64 if machine == "x86_64" else AARCH64), **EVERYWHERE}
+    for number, (name, _) in known.items():
+        assert numbers.get(name, number) == number
+    assert {*DENIED} & {*numbers} <= {name for name, _ in known.values()}
 
 
 @pytest.mark.parametrize("name", ALLOWED)
@@ -212,6 +299,14 @@ def test_without_unix_sockets_only_those_are_refused(machine: str, kind: int) ->
     assert rules.call("socket", 2, kind) == ALLOW
     assert rules.call("socket", 10, kind) == ALLOW
     assert rules.call("mount") == "EPERM"
+
+
+def test_without_unix_sockets_pairs_that_cannot_be_turned_elsewhere_are_allowed(machine: str) -> None:
+    rules = Filter(machine, unix_sockets=False)
+    for kind in (2, 2 | 0x80000):
+        assert rules.call("socketpair", 1, kind) == "EPERM"
+    for kind in (1, 5, 1 | 0x80000):
+        assert rules.call("socketpair", 1, kind) == ALLOW
 
 
 def test_with_unix_sockets_they_are_allowed(rules: Filter) -> None:

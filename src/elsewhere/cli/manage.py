@@ -8,6 +8,7 @@ import sys
 
 from elsewhere import units
 from elsewhere.cli import show
+from elsewhere.cli.confining import add_confinement, settings_of
 from elsewhere.cli.parsing import Verbs, add_base, add_id, count, print_json
 from elsewhere.cli.progress import teller
 from elsewhere.errors import UsageError
@@ -44,7 +45,7 @@ def add(verbs: Verbs) -> None:
     create.add_argument("--workflow", metavar="TEXT", help="part of its identity; default: the project's name")
     create.add_argument("--story", metavar="TEXT", help="part of its identity; default: sandbox")
     create.add_argument("--request", metavar="TEXT", help="part of its identity; default: made up")
-    create.add_argument("--ttl", metavar="TIME", type=units.duration, help="it ends by itself after this long (30m, 12h)")
+    add_confinement(create, lives=True)
 
     epilog = "examples:\n  elsewhere list\n  elsewhere list --state running --label ticket=42\n"
     listing = verbs.add("list", _list, "sandboxes, newest first", epilog)
@@ -113,7 +114,7 @@ def _create(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         workflow=arguments.workflow,
         story=arguments.story,
         request=arguments.request,
-        lifetime=arguments.ttl,
+        settings=settings_of(arguments),
     )
     made, new = creating.create(wish, teller(), show.remark)
     if arguments.json:

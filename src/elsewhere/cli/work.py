@@ -6,6 +6,7 @@ import os
 import sys
 
 from elsewhere.cli import show
+from elsewhere.cli.confining import add_confinement, settings_of
 from elsewhere.cli.parsing import (
     Parser,
     Verbs,
@@ -57,6 +58,7 @@ def add(verbs: Verbs) -> None:
     keeping.add_argument("--keep", action="store_true", help="keep the sandbox even if nothing changed")
     keeping.add_argument("--discard", action="store_true", help="throw the sandbox away even if something changed")
     add_environment(run)
+    add_confinement(run, lives=False)
     run.add_argument("--explain", action="store_true", help="list every mount of the sandbox on stderr before the command starts")
     add_command(run)
 
@@ -117,6 +119,7 @@ def _run(arguments: argparse.Namespace, signals: Signals | None) -> int:
         discard=arguments.discard,
         timeout=arguments.timeout,
         environment=environment_of(arguments),
+        settings=settings_of(arguments),
         capture=arguments.json,
     )
 
@@ -125,7 +128,7 @@ def _run(arguments: argparse.Namespace, signals: Signals | None) -> int:
             show.plan(live.record)
         show.weaker(live.record)
 
-    result = running.run(request, signals, on_ready, teller())
+    result = running.run(request, signals, on_ready, teller(), show.remark)
     if arguments.json:
         print_json(documents.run_document(result))
     else:
@@ -144,7 +147,7 @@ def _exec(arguments: argparse.Namespace, signals: Signals | None) -> int:
         detached=arguments.detach,
         capture=arguments.json,
     )
-    result = executing.execute(wanted, signals)
+    result = executing.execute(wanted, signals, show.remark)
     if arguments.json:
         print_json(documents.exec_document(result))
     else:
@@ -163,7 +166,7 @@ def _shell(arguments: argparse.Namespace, signals: Signals | None) -> int:
         timeout=arguments.timeout,
         kind="shell",
     )
-    result = executing.execute(wanted, signals)
+    result = executing.execute(wanted, signals, show.remark)
     assert result.outcome is not None, "it is not detached"
     return result.outcome.exit_code
 

@@ -28,14 +28,18 @@ __all__ = [
     "Bench",
     "Clone",
     "Cover",
+    "Device",
     "Devices",
     "Directory",
+    "File",
     "Fresh",
     "Handed",
+    "Link",
     "Operation",
     "Own",
     "Plan",
     "ReadOnly",
+    "Shared",
     "attach",
     "build",
     "configure",
@@ -120,6 +124,49 @@ class Clone(Operation):
     def words(self) -> str:
         how = "read-only" if self.attributes & sys_.MOUNT_ATTR_RDONLY else "as it is"
         return f"{how}: {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(Operation):
+    """A place of reality at its own path, because somebody asked for it. What somebody who may write near it turned into a link
+    since is not followed. In a writable one owners must mean the same on both sides: where the file system knows no id mapping
+    it is read-only instead. What a sandbox itself put in the way, before it was started again, is no error."""
+
+    writable: bool
+    recursive: bool = False
+    idmapped: bool = False
+
+    def make(self, bench: Bench) -> int:
+        deep = AT_RECURSIVE if self.recursive else 0
+        place = sys_.openat2(AT_FDCWD, self.target, os.O_PATH, sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS)
+        try:
+            fd = sys_.open_tree(place, "", OPEN_TREE_CLONE | AT_EMPTY_PATH | AT_NO_AUTOMOUNT | deep)
+        finally:
+            os.close(place)
+        attributes = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | (0 if self.writable else sys_.MOUNT_ATTR_RDONLY)
+        set_attributes(fd, attributes, deep, bench)
+        if self.idmapped:
+            try:
+                set_attributes(fd, sys_.MOUNT_ATTR_IDMAP, deep, bench)
+            except OSError as error:
+                if self.writable:
+                    bench.weaker[self.target] = f"its file system knows no id mapping ({error.strerror})"
+                    set_attributes(fd, sys_.MOUNT_ATTR_RDONLY, deep, bench)
+        return fd
+
+    def execute(self, bench: Bench) -> None:
+        fd = self.make(bench)
+        try:
+            attach(fd, bench.root, self.target)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL):
+                raise
+            bench.weaker[self.target] = f"not shared: something else is in its place inside ({error.strerror})"
+        finally:
+            os.close(fd)
+
+    def words(self) -> str:
+        return "shared, writable: what is written here is written in reality" if self.writable else "shared, read-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +287,38 @@ class Devices(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Device(Operation):
+    """A node of the host's /dev in the sandbox's. With an `owner` (root) it is made, and belongs to root inside; an ordinary user
+    has it bound, with whatever rights they have on it."""
+
+    source: str
+    owner: int | None
+
+    def execute(self, bench: Bench) -> None:
+        found = os.stat(self.source)
+        parts = self.target.split("/")
+        for depth in range(3, len(parts)):
+            Directory("/".join(parts[:depth]), 0o755, self.owner, self.owner).execute(bench)
+        if self.owner is None:
+            File(self.target, None, None).execute(bench)
+            Clone(self.target, self.source, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC).execute(bench)
+            return
+        name = parts[-1]
+        fd = _around(self.target, bench)
+        try:
+            os.mknod(name, found.st_mode, found.st_rdev, dir_fd=fd)
+            os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=fd)
+            os.chown(name, self.owner, self.owner + found.st_gid, dir_fd=fd, follow_symlinks=False)
+        except FileExistsError:
+            pass  # one of those that every sandbox has
+        finally:
+            os.close(fd)
+
+    def words(self) -> str:
+        return "device of the host"
+
+
+@dataclass(frozen=True, slots=True)
 class Cover(Operation):
     """Nothing can be read or written here: an empty, closed file or directory on top. What is not there needs no cover. With
     `again`, what the sandbox itself put in the way (a link above the place) is no error: nothing of reality lies behind it."""
@@ -304,8 +383,8 @@ class Directory(Operation):
     group: int | None
 
     def execute(self, bench: Bench) -> None:
-        parent, name = os.path.split(self.target)
-        fd = sys_.openat2(bench.root, parent, os.O_PATH | os.O_DIRECTORY, _TARGET_LOOKUP)
+        name = os.path.basename(self.target)
+        fd = _around(self.target, bench)
         try:
             os.mkdir(name, self.mode, dir_fd=fd)
             os.chmod(name, self.mode, dir_fd=fd)
@@ -318,6 +397,48 @@ class Directory(Operation):
 
     def words(self) -> str:
         return "directory to mount on"
+
+
+@dataclass(frozen=True, slots=True)
+class File(Operation):
+    """The same for something that is not a directory."""
+
+    owner: int | None
+    group: int | None
+
+    def execute(self, bench: Bench) -> None:
+        name = os.path.basename(self.target)
+        around = _around(self.target, bench)
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=around)
+            if self.owner is not None and self.group is not None:
+                os.chown(fd, self.owner, self.group)
+            os.close(fd)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(around)
+
+    def words(self) -> str:
+        return "file to mount on"
+
+
+@dataclass(frozen=True, slots=True)
+class Link(Operation):
+    """A symbolic link, in a place that is the sandbox's own."""
+
+    to: str
+
+    def execute(self, bench: Bench) -> None:
+        around = _around(self.target, bench)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.symlink(self.to, os.path.basename(self.target), dir_fd=around)
+        finally:
+            os.close(around)
+
+    def words(self) -> str:
+        return f"link to {self.to}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +503,11 @@ def attach(fd: int, root: int, target: str) -> None:
         sys_.move_mount(fd, "", place, "")
     finally:
         os.close(place)
+
+
+def _around(target: str, bench: Bench) -> int:
+    """The directory of the tree under construction in which `target` lies."""
+    return sys_.openat2(bench.root, os.path.dirname(target), os.O_PATH | os.O_DIRECTORY, _TARGET_LOOKUP)
 
 
 def set_attributes(fd: int, attributes: int, flags: int, bench: Bench) -> None:

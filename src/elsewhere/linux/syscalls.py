@@ -38,6 +38,7 @@ __all__ = [
     "prctl",
     "renameat2",
     "seccomp",
+    "seccomp_notification_sizes",
     "setfsgid",
     "setfsuid",
     "syncfs",
@@ -76,10 +77,12 @@ AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
@@ -109,6 +112,8 @@ RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 RENAME_NOREPLACE = 0x1
+
+_SECCOMP_GET_NOTIF_SIZES = 3
 
 PR_SET_PDEATHSIG = 1
 PR_GET_DUMPABLE = 3
@@ -258,6 +263,14 @@ def seccomp(operation: int, flags: int, program: bytes | None) -> int:
     block = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(block))
     return _check(_syscall("seccomp", _int(operation), _int(flags), fprog), "seccomp", operation)
+
+
+def seccomp_notification_sizes() -> tuple[int, int, int]:
+    """Of a notification, of its answer, and of the call's own data in the first."""
+    block = ctypes.create_string_buffer(6)
+    _check(_syscall("seccomp", _int(_SECCOMP_GET_NOTIF_SIZES), _int(0), block), "seccomp", _SECCOMP_GET_NOTIF_SIZES)
+    notification, answer, data = struct.unpack("HHH", block.raw)
+    return notification, answer, data
 
 
 def landlock_create_ruleset(attributes: bytes | None, flags: int = 0) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from elsewhere import units
 from elsewhere.errors import UsageError
-from elsewhere.operations.projects import settings_of
+from elsewhere.operations.settings import resolve
 from elsewhere.paths import is_within
 from elsewhere.sandbox.project import Project
 from elsewhere.storage import bases, checkouts
@@ -61,7 +61,7 @@ def choose(
     if kind == "live":
         yield Chosen(live)
         return
-    shown = [path for source, _ in settings_of(project.path) for path in source.base_live]
+    shown = resolve(state, project.path)["base.live"]
     estimate = bases.estimate(state, project.path, shift=shift, live=shown)
     if kind == "auto" and not estimate.cheap:
         from elsewhere.storage import scanning

@@ -4,14 +4,15 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageError
 from elsewhere.meeting import home_directory
-from elsewhere.operations import bases
+from elsewhere.operations import admission, bases
 from elsewhere.operations.bases import Teller
+from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import identity, live
 from elsewhere.sandbox.live import Live
@@ -29,7 +30,8 @@ _REMEMBERED = 256 << 20  # bytes of files that git calls dirty
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A sandbox as somebody wants it. What is not given is made up; `request` given twice means the same sandbox."""
+    """A sandbox as somebody wants it. What is not given is made up; `request` given twice means the same sandbox. `settings` are
+    what the command line or the program says about confinement and limits, by the names of the settings."""
 
     project: str | None = None
     base: str = "auto"
@@ -39,7 +41,7 @@ class Wish:
     workflow: str | None = None
     story: str | None = None
     request: str | None = None
-    lifetime: float | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], None] | None = None) -> tuple[Record, bool]:
@@ -54,7 +56,7 @@ def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], Non
         "base_ref": wish.base_ref,
         "name": wish.name,
         "labels": wish.labels,
-        "lifetime": wish.lifetime,
+        "settings": {key: value for key, value in wish.settings.items() if value is not None},
     }
     request = wish.request or secrets.token_hex(8)
     who = identity.derive(wish.workflow or os.path.basename(found.path), wish.story or "sandbox", request)
@@ -63,8 +65,11 @@ def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], Non
         if there is not None:
             return there, False
         try:
+            confined = confine(state, found.path, wish.settings, lives=True)
+            if remark is not None and confined.settings.ignored:
+                remark(confined.settings.remark())
             with truth.name_reserved(state, wish.name, who.sandbox_id):
-                made = raise_sandbox(state, found, wish, request, asked, teller, remark=remark, lives=True)
+                made = raise_sandbox(state, found, wish, confined, request, asked, teller, remark=remark, lives=True)
             made.close()
             return made.record, True
         except InUse as error:
@@ -78,6 +83,7 @@ def raise_sandbox(
     state: State,
     project: Project,
     wish: Wish,
+    confined: Confined,
     request: str | None = None,
     asked: dict[str, Any] | None = None,
     teller: Teller | None = None,
@@ -95,11 +101,28 @@ def raise_sandbox(
         "request": request or wish.request,
         "name": wish.name,
         "labels": wish.labels,
-        "lifetime": wish.lifetime,
+        "limits": confined.limits,
+        "binding": confined.binding,
+        "confinement": confined.confinement.packed(),
+        "reserve": admission.disk_reserve(state, confined),
         "asked": asked or {},
         "lives": lives,
         "abandoned": abandoned,
     }
+    with admission.admitted(state, confined, remark) as belongs_to:
+        made = _raise(state, project, wish, order, teller, remark)
+        belongs_to(made.id)
+        return made
+
+
+def _raise(
+    state: State,
+    project: Project,
+    wish: Wish,
+    order: dict[str, Any],
+    teller: Teller | None,
+    remark: Callable[[str], None] | None,
+) -> Live:
     shift, kind = None if wish.base == "live" and wish.base_ref is None else live.shift_for(state, project.path), wish.base
     for attempt in range(3):
         with bases.choose(state, project, kind, wish.base_ref, shift or 0, teller) as chosen:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from elsewhere import __version__
@@ -10,7 +11,8 @@ from elsewhere.clock import stamp
 from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Keeping, Listing, Removal
-from elsewhere.sandbox import contents
+from elsewhere.operations.settings import Ignored, Setup, Trust
+from elsewhere.sandbox import contents, denials
 from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.keeping.line import Process
@@ -19,6 +21,7 @@ from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import SCHEMA, State
 
 __all__ = [
+    "config_document",
     "cp_document",
     "diff_document",
     "exec_document",
@@ -32,6 +35,7 @@ __all__ = [
     "requests_document",
     "run_document",
     "sandbox_document",
+    "trust_document",
     "version_document",
 ]
 
@@ -74,13 +78,14 @@ def sandbox_document(record: Record) -> dict[str, Any]:
         "name": record.name,
         "state": record.state,
         "base": _base(record.base),
-        "view": "machine",
+        "view": record.confinement.get("view", "machine"),
         "project": name(record.project),
         "created_at": stamp(record.created_at),
         "ended_at": _time(record.ended_at),
         "expires_at": _time(record.expires_at),
-        "limits": {},
-        "network": "host",
+        "limits": record.limits,
+        "network": record.confinement.get("network", "host"),
+        "confinement": _confinement(record.confinement),
         "identity": record.identity,
         "labels": record.labels,
         "kept": record.kept,
@@ -104,8 +109,18 @@ def inspect_document(state: State, record: Record, keeping: Keeping | None = Non
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _confinement(found: dict[str, Any]) -> dict[str, Any]:
     return {
+        "nested": found.get("nested", False),
+        "hide": [name(path) for path in found.get("hide", [])],
+        "shares": [{"path": name(path), "writable": writable} for path, writable in found.get("shares", [])],
+        "devices": found.get("devices", []),
+    }
+
+
+def _outcome(outcome: Outcome, record: Record, argv: Iterable[str]) -> dict[str, Any]:
+    return {
+        "sandboxed": True,
         "exit_code": outcome.exit_code,
         "reason": outcome.reason,
         "signal": outcome.signal or None,
@@ -114,11 +129,15 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "stderr": outcome.stderr.decode("utf-8", "replace"),
         "stdout_truncated": outcome.stdout_truncated,
         "stderr_truncated": outcome.stderr_truncated,
-        "denials": [],
+        "denials": denials.of_command(record, outcome.denied, argv, outcome.stderr),
         "usage": {
             "user_ms": round(outcome.user_s * 1000, 3),
             "system_ms": round(outcome.system_s * 1000, 3),
             "max_rss_kib": outcome.max_rss_kib,
+            "cpu_ms": None if outcome.cpu_s is None else round(outcome.cpu_s * 1000, 3),
+            "memory_peak_bytes": outcome.memory_peak,
+            "processes_peak": outcome.processes_peak,
+            "written_bytes": outcome.written,
         },
     }
 
@@ -126,7 +145,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 def run_document(result: RunResult) -> dict[str, Any]:
     return {
         "sandbox": sandbox_document(result.record),
-        "command": _outcome(result.outcome),
+        "command": _outcome(result.outcome, result.record, result.argv),
         "changes": changes_document(result.changes, result.record.project),
         "timings": {"create_ms": round(result.create_s * 1000, 3)},
     }
@@ -137,7 +156,10 @@ def exec_document(result: ExecResult) -> dict[str, Any]:
     about = {"request": result.request.id, "pid": result.pid, "outputs": result.request.outputs}
     return {
         "sandbox": sandbox_document(result.record),
-        "command": {**about, **(_outcome(result.outcome) if result.outcome is not None else {})},
+        "command": {
+            **about,
+            **(_outcome(result.outcome, result.record, result.request.argv) if result.outcome is not None else {}),
+        },
         "changes": None if result.changes is None else changes_document(result.changes, result.record.project),
     }
 
@@ -191,13 +213,15 @@ def processes_document(record: Record, found: list[Process]) -> dict[str, Any]:
     }
 
 
-def _usage(found: dict[str, float]) -> dict[str, float]:
+def _usage(found: dict[str, float]) -> dict[str, float | None]:
     if not found:
         return {}
     return {
         "user_ms": round(found["user_s"] * 1000, 3),
         "system_ms": round(found["system_s"] * 1000, 3),
         "max_rss_kib": int(found["max_rss_kib"]),
+        "cpu_ms": round(found["cpu_s"] * 1000, 3) if "cpu_s" in found else None,
+        **{key: int(found[key]) if key in found else None for key in ("memory_peak_bytes", "processes_peak", "written_bytes")},
     }
 
 
@@ -237,3 +261,40 @@ def open_document(record: Record, path: str) -> dict[str, Any]:
 
 def version_document() -> dict[str, Any]:
     return {"version": __version__, "schema": SCHEMA, "capabilities": CAPABILITIES}
+
+
+def config_document(found: Setup) -> dict[str, Any]:
+    return {
+        "settings": [
+            {"key": key, "value": _named(found.value(key)), "source": found.resolved.values[key].source} for key in found.shown
+        ],
+        "ignored": [_ignored_document(one) for one in found.ignored()],
+        "files": {"project": _named(found.project_file), "user": _named(found.user_file)},
+        "trusted": found.trusted,
+    }
+
+
+def trust_document(found: list[Trust]) -> dict[str, Any]:
+    return {
+        "projects": [
+            {
+                "project": name(one.project),
+                "sha256": one.sha256,
+                "at": stamp(one.at),
+                "trusted": one.holds,
+                "widens": [_ignored_document(wide) for wide in one.widens],
+            }
+            for one in found
+        ]
+    }
+
+
+def _ignored_document(one: Ignored) -> dict[str, Any]:
+    return {"key": one.key, "value": _named(one.value), "why": one.why}
+
+
+def _named(value: Any) -> Any:
+    """Text may be a path."""
+    if isinstance(value, tuple):
+        return [name(item) for item in value]
+    return name(value) if isinstance(value, str) else value

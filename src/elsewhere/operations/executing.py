@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import Broken, ElsewhereError, UsageError
-from elsewhere.operations.projects import refuse_inside, settings_of
+from elsewhere.operations.projects import refuse_inside
+from elsewhere.operations.settings import resolve
 from elsewhere.paths import is_within
-from elsewhere.sandbox import live
+from elsewhere.sandbox import live, rungs
 from elsewhere.sandbox.keeping import commands, line
 from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.keeping.spec import Spec
@@ -69,12 +70,12 @@ class Outputs:
     stderr: str
 
 
-def execute(wanted: ExecRequest, signals: Signals | None = None) -> ExecResult:
+def execute(wanted: ExecRequest, signals: Signals | None = None, remark: Callable[[str], None] | None = None) -> ExecResult:
     with refusals_recorded(wanted.kind, wanted.argv):
-        return _execute(wanted, signals)
+        return _execute(wanted, signals, remark)
 
 
-def _execute(wanted: ExecRequest, signals: Signals | None) -> ExecResult:
+def _execute(wanted: ExecRequest, signals: Signals | None, remark: Callable[[str], None] | None) -> ExecResult:
     refuse_inside()
     if not wanted.argv or not wanted.argv[0]:
         raise UsageError("no_command", "there is no command to run", hint="elsewhere exec ID -- COMMAND [ARGUMENT …]")
@@ -87,14 +88,16 @@ def _execute(wanted: ExecRequest, signals: Signals | None) -> ExecResult:
     try:
         check_protocol(box)
         directory = working_directory(wanted.directory, box.record.project)
-        sources = settings_of(box.record.project)
+        resolved = resolve(state, box.record.project)
+        if resolved.ignored and remark is not None:
+            remark(resolved.remark())
         outputs = log_files(box) if wanted.detached else None
         with journaled(box, wanted.kind, wanted.argv, directory, wanted.timeout, outputs, detached=wanted.detached) as request:
             spec = box.spec(
                 wanted.argv,
                 directory,
                 wanted.environment,
-                sources,
+                resolved["env.pass"],
                 timeout=wanted.timeout,
                 detached=wanted.detached,
                 request=request.id,
@@ -112,7 +115,8 @@ def run_command(box: Live, spec: Spec, signals: Signals | None, *, capture: bool
         return commands.captured(box.control, spec, 0, signals)
     if os.isatty(0) and os.isatty(1):
         return commands.on_terminal(box.control, spec, 0, 1, None if os.isatty(2) else 2, signals)
-    return commands.attached(box.control, spec, (0, 1, 2), signals)
+    rung = rungs.named(box.record.mechanism)
+    return commands.attached(box.control, spec, (0, 1, 2), signals, relayed=not rung.whole_machine and not rung.copy)
 
 
 def check_protocol(box: Live) -> None:

@@ -1,16 +1,14 @@
-"""Which project is meant, what its settings say, and whether elsewhere may be used here at all."""
+"""Which project is meant, and whether elsewhere may be used here at all."""
 
 import os
 
-from elsewhere import settings
 from elsewhere.errors import Refused
 from elsewhere.meeting import default_state, home_directory
 from elsewhere.paths import is_within
 from elsewhere.sandbox import project
 from elsewhere.sandbox.project import Project
-from elsewhere.settings import Settings
 
-__all__ = ["find_project", "refuse_inside", "settings_of"]
+__all__ = ["find_project", "refuse_inside"]
 
 
 def find_project(chosen: str | None, directory: str) -> Project:
@@ -24,12 +22,6 @@ def find_project(chosen: str | None, directory: str) -> Project:
             "project_in_state", f"the project {found.path!r} lies in elsewhere's own state directory", hint="work outside of it"
         )
     return found
-
-
-def settings_of(found: str) -> list[tuple[Settings, bool]]:
-    """The settings of the project at this path and the user's own, each with whether it may ask for everything."""
-    project_file = os.path.join(found, project.SETTINGS)
-    return [(settings.load(project_file), False), (settings.load(settings.user_file(home_directory())), True)]
 
 
 def refuse_inside() -> None:

@@ -3,15 +3,16 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.bases import Teller
+from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.creating import Wish, raise_sandbox
 from elsewhere.operations.executing import journaled, refusals_recorded, run_command
-from elsewhere.operations.projects import find_project, refuse_inside, settings_of
+from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import contents, environment
 from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.live import Live
@@ -33,6 +34,7 @@ class RunRequest:
     discard: bool = False
     timeout: float | None = None
     environment: list[tuple[str, str | None]] = field(default_factory=list)
+    settings: Mapping[str, object] = field(default_factory=dict)
     capture: bool = False
 
 
@@ -43,20 +45,28 @@ class RunResult:
     changes: Changes
     kept: bool
     create_s: float
+    argv: list[str]
 
 
 OnReady = Callable[[Live], None]
+Remark = Callable[[str], None]
 
 
 def run(
-    request: RunRequest, signals: Signals | None = None, on_ready: OnReady | None = None, teller: Teller | None = None
+    request: RunRequest,
+    signals: Signals | None = None,
+    on_ready: OnReady | None = None,
+    teller: Teller | None = None,
+    remark: Remark | None = None,
 ) -> RunResult:
-    """`on_ready` is called when the sandbox stands and before the command starts."""
+    """`on_ready` is called when the sandbox stands and before the command starts; `remark` with what somebody should know."""
     with refusals_recorded("run", request.argv):
-        return _run(request, signals, on_ready, teller)
+        return _run(request, signals, on_ready, teller, remark)
 
 
-def _run(request: RunRequest, signals: Signals | None, on_ready: OnReady | None, teller: Teller | None) -> RunResult:
+def _run(
+    request: RunRequest, signals: Signals | None, on_ready: OnReady | None, teller: Teller | None, remark: Remark | None
+) -> RunResult:
     if not request.argv or not request.argv[0]:
         raise UsageError(
             "no_command",
@@ -67,10 +77,12 @@ def _run(request: RunRequest, signals: Signals | None, on_ready: OnReady | None,
     here = os.getcwd()
     project = find_project(request.project, here)
     directory = _directory(request.directory, here, project.path)
-    sources = settings_of(project.path)
     state = State.open()
+    confined = confine(state, project.path, request.settings, lives=False)
+    if confined.settings.ignored and remark is not None:
+        remark(confined.settings.remark())
     began = time.monotonic()
-    live = _create(state, project, request, teller)
+    live = _create(state, project, request, confined, teller, remark)
     ended = False
     try:
         with journaled(live, "run", request.argv, directory, request.timeout) as asked:
@@ -78,7 +90,7 @@ def _run(request: RunRequest, signals: Signals | None, on_ready: OnReady | None,
                 request.argv,
                 directory,
                 request.environment,
-                sources,
+                confined.settings["env.pass"],
                 timeout=request.timeout,
                 ends_sandbox=True,
                 request=asked.id,
@@ -117,20 +129,22 @@ def _run(request: RunRequest, signals: Signals | None, on_ready: OnReady | None,
             else:
                 live.remove()
         raise
-    return RunResult(live.record, outcome, changes, kept, create_s)
+    return RunResult(live.record, outcome, changes, kept, create_s, request.argv)
 
 
-def _create(state: State, project: Project, request: RunRequest, teller: Teller | None) -> Live:
+def _create(
+    state: State, project: Project, request: RunRequest, confined: Confined, teller: Teller | None, remark: Remark | None
+) -> Live:
     wish = Wish(base=request.base, base_ref=request.base_ref, story="run")
     abandoned = "discard" if request.discard else "keep"
-    return raise_sandbox(state, project, wish, teller=teller, lives=False, abandoned=abandoned)
+    return raise_sandbox(state, project, wish, confined, teller=teller, remark=remark, lives=False, abandoned=abandoned)
 
 
 def rehearse() -> None:
     """What a run does before and after its command, without effect: whoever waits for one to come finds everything at hand."""
     state = State.open()
     with contextlib.suppress(ElsewhereError, OSError):
-        settings_of(find_project(state.room("mnt"), "/").path)
+        confine(state, find_project(state.room("mnt"), "/").path, {}, lives=False)
     environment.compose(os.environ, identity={})
     contents.rehearse(state)
 

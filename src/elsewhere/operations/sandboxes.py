@@ -10,7 +10,7 @@ from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import contents, ending, live, rungs
+from elsewhere.sandbox import contents, ending, live
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
@@ -105,18 +105,17 @@ def changes(wanted: str) -> tuple[Record, Changes]:
 
 
 def _changes(state: State, found: Record) -> Changes:
-    """Layers in memory are read by way of the keeper that holds them."""
-    in_memory = found.state == "running" and rungs.named(found.mechanism).memory
-    reached = line.connect(state.sandbox(found.id)) if in_memory else None
+    """Layers that lie apart are read by way of the keeper that holds them."""
+    reached = line.connect(state.sandbox(found.id)) if found.state == "running" and found.layers_apart else None
     if reached is None:
         return contents.changes_of(state, found)
     with reached:
-        memory = reached.memory()
+        layers = reached.layers()
     try:
-        return contents.changes_of(state, found, -1 if memory is None else memory)
+        return contents.changes_of(state, found, -1 if layers is None else layers)
     finally:
-        if memory is not None:
-            os.close(memory)
+        if layers is not None:
+            os.close(layers)
 
 
 # -- life -----------------------------------------------------------------------------------------------------------------------

@@ -7,15 +7,26 @@ from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
 from elsewhere.changes.layers import Encoding
 from elsewhere.sandbox import rungs, seeds
 from elsewhere.sandbox.records.record import Record
-from elsewhere.storage import saving
+from elsewhere.storage import images, saving
 from elsewhere.storage.state import State
 
-__all__ = ["changes_of", "project_path", "rehearse"]
+__all__ = ["IMAGE", "changes_of", "project_path", "rehearse"]
+
+IMAGE = "layers.img"  # in a sandbox's directory, if its layers may only grow to a size
 
 
-def changes_of(state: State, record: Record, memory_fd: int = -1) -> Changes:
-    """`memory_fd` leads to layers that live in memory, for as long as somebody holds them."""
-    directory = f"/proc/self/fd/{memory_fd}" if memory_fd >= 0 else state.sandbox(record.id)
+def changes_of(state: State, record: Record, layers_fd: int = -1) -> Changes:
+    """`layers_fd` leads to layers that do not lie in the sandbox's directory, for as long as somebody holds them."""
+    if record.disk == "image" and layers_fd < 0:
+        fd = images.mounted(os.path.join(state.sandbox(record.id), IMAGE))
+        try:
+            return _changes(state, record, f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+    return _changes(state, record, f"/proc/self/fd/{layers_fd}" if layers_fd >= 0 else state.sandbox(record.id))
+
+
+def _changes(state: State, record: Record, directory: str) -> Changes:
     found = Changes()
     pristine = seeds.pristine(tuple((path, source) for path, source in record.base.get("seeds", ())))
     if rungs.named(record.mechanism).copy:

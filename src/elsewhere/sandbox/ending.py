@@ -13,8 +13,10 @@ import signal
 
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, InUse
-from elsewhere.linux import syscalls
+from elsewhere.linux import cgroups, syscalls
+from elsewhere.linux.cgroups import Group
 from elsewhere.sandbox import rungs
+from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.launching.engine import Engine
 from elsewhere.sandbox.records import record, truth
@@ -43,7 +45,7 @@ def end_keeper(state: State, found: Record, grace: float) -> None:
     memory = None
     if reached is not None:
         with reached, contextlib.ExitStack() as stack:
-            memory = reached.memory() if rungs.named(found.mechanism).memory else None
+            memory = reached.layers() if rungs.named(found.mechanism).memory else None
             if memory is not None:
                 stack.callback(os.close, memory)
                 saving.check_room(memory, directory)  # afterwards there would be no way back
@@ -59,6 +61,8 @@ def end_keeper(state: State, found: Record, grace: float) -> None:
             f"the keeper of {found.id!r} neither answers nor ends",
             hint="it may wait for a disk or a server; try again later",
         )
+    if found.group is not None:
+        cgroups.remove(Group(*found.group))
 
 
 def _kill(keeper: Caller) -> None:
@@ -77,16 +81,17 @@ def _kill(keeper: Caller) -> None:
 
 def _settle(state: State, found: Record) -> None:
     directory = state.sandbox(found.id)
-    for layer in found.layers:
+    places = [f"{directory}/{IMAGE}"] if found.disk == "image" else [f"{directory}/upper/{one['number']}" for one in found.layers]
+    for place in places:
         with contextlib.suppress(OSError):
-            _sync(f"{directory}/upper/{layer['number']}")
+            _sync(place)
     found.state, found.ended_at, found.keeper = "stopped", found.ended_at or wall(), None
     record.save(found, directory)
 
 
 def _sync(path: str) -> None:
     """Overlay was told not to wait for the disk while the sandbox ran."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.syncfs(fd)
     finally:

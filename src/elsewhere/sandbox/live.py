@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from elsewhere.changes.compare import Changes
@@ -22,7 +22,6 @@ from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching.engine import Engine
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
-from elsewhere.settings import Settings
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
@@ -30,13 +29,13 @@ __all__ = ["Live", "create", "enter", "shift_for"]
 
 
 class Live:
-    def __init__(self, engine: Engine, found: Record, control: socket.socket, *, owned: bool, memory_fd: int = -1) -> None:
+    def __init__(self, engine: Engine, found: Record, control: socket.socket, *, owned: bool, layers_fd: int = -1) -> None:
         self.engine = engine
         self.id = found.id
         self.control = control
         self.record = found
         self.owned = owned
-        self._memory_fd = memory_fd
+        self._layers_fd = layers_fd
         self._open = True
 
     @property
@@ -64,7 +63,7 @@ class Live:
         argv: list[str],
         directory: str,
         asked: Iterable[tuple[str, str | None]] = (),
-        settings: Iterable[tuple[Settings, bool]] = (),
+        passed: Iterable[str] = (),
         *,
         caller: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -73,7 +72,7 @@ class Live:
         request: str = "",
     ) -> Spec:
         """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
-        chosen = self._environment(asked, settings, directory, caller=os.environ if caller is None else caller)
+        chosen = self._environment(asked, passed, directory, caller=os.environ if caller is None else caller)
         self.record.environment_left_out = list(chosen.left_out)
         for word in (*argv, directory, *chosen.variables.values()):
             if "\0" in word:
@@ -86,29 +85,24 @@ class Live:
             self._inside(directory),
             request=request,
             umask=_umask(),
-            timeout=timeout,
+            timeout=self.timeout(timeout),
             ends_sandbox=ends_sandbox,
             detached=detached,
         )
 
+    def timeout(self, asked: float | None) -> float | None:
+        """Of a command: what is asked for it, or what every command in here has; whichever is shorter."""
+        known = [seconds for seconds in (asked, self.record.limits.get("timeout")) if seconds is not None]
+        return min(known, default=None)
+
     def _environment(
         self,
         asked: Iterable[tuple[str, str | None]],
-        settings: Iterable[tuple[Settings, bool]],
+        passed: Iterable[str],
         directory: str,
         *,
         caller: Mapping[str, str],
     ) -> Environment:
-        passed: list[str] = []
-        for source, trusted in settings:
-            for name in source.env_pass:
-                if not trusted and environment.looks_secret(name):
-                    raise UsageError(
-                        "env_pass_secret",
-                        f"the project's elsewhere.toml asks for {name}, which looks like a secret",
-                        hint=f"if you mean it, pass it yourself: --env {name}",
-                    )
-                passed.append(name)
         identity = {
             **Identity(**self.record.identity).variables(),
             "ELSEWHERE_SANDBOX_EXECUTION": "true",
@@ -128,32 +122,33 @@ class Live:
         return directory
 
     def changes(self) -> Changes:
-        return contents.changes_of(self.state, self.record, self._memory())
+        return contents.changes_of(self.state, self.record, self._layers())
 
-    def _memory(self) -> int:
-        """Layers that live in memory can be read for as long as somebody holds them."""
-        if self._memory_fd < 0 and not self.owned and rungs.named(self.record.mechanism).memory:
+    def _layers(self) -> int:
+        """Layers that lie in memory or in an image can be read for as long as somebody holds them."""
+        if self._layers_fd < 0 and not self.owned and self.record.layers_apart:
             with self.line() as keeper:
-                found = keeper.memory()
-            self._memory_fd = -1 if found is None else found
-        return self._memory_fd
+                found = keeper.layers()
+            self._layers_fd = -1 if found is None else found
+        return self._layers_fd
 
     def close(self) -> None:
         """Let go of it; what lives on its own lives on."""
         self.control.close()
-        self._close_memory()
+        self._close_layers()
 
     # -- the end of one that is owned -------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """End everything that runs and keep the directory."""
-        if self._memory_fd >= 0:
-            saving.check_room(self._memory_fd, self.directory)  # afterwards there would be no way back
+        in_memory = self._layers_fd >= 0 and self.record.disk != "image"
+        if in_memory:
+            saving.check_room(self._layers_fd, self.directory)  # afterwards there would be no way back
         self._end("settle")
-        if self._memory_fd >= 0:
+        if in_memory:
             # Only now: nothing that still runs may change what is being read.
-            saving.save_layers(f"/proc/self/fd/{self._memory_fd}/upper", os.path.join(self.directory, "upper"))
-            self._close_memory()
+            saving.save_layers(f"/proc/self/fd/{self._layers_fd}/upper", os.path.join(self.directory, "upper"))
+        self._close_layers()
         self.record.state, self.record.ended_at = "stopped", wall()
         try:
             record.save(self.record, self.directory)
@@ -167,7 +162,7 @@ class Live:
         """End everything that runs and throw the rest away. Twice is once."""
         if self._open:
             self._end("remove")
-            self._close_memory()
+            self._close_layers()
             self.record.state = "removed"
 
     def _end(self, how: str) -> None:
@@ -184,10 +179,10 @@ class Live:
             self.engine.ask(how, self.id)
         self.control.close()
 
-    def _close_memory(self) -> None:
-        if self._memory_fd >= 0:
-            os.close(self._memory_fd)
-            self._memory_fd = -1
+    def _close_layers(self) -> None:
+        if self._layers_fd >= 0:
+            os.close(self._layers_fd)
+            self._layers_fd = -1
 
 
 def create(state: State, order: dict[str, Any]) -> Live:
@@ -198,7 +193,7 @@ def create(state: State, order: dict[str, Any]) -> Live:
     found = Record(**made)
     if order.get("lives"):
         return _entered(engine, found)
-    return Live(engine, found, socket.socket(fileno=fds[0]), owned=True, memory_fd=fds[1] if len(fds) > 1 else -1)
+    return Live(engine, found, socket.socket(fileno=fds[0]), owned=True, layers_fd=fds[1] if len(fds) > 1 else -1)
 
 
 def shift_for(state: State, project: str) -> int:
@@ -207,8 +202,8 @@ def shift_for(state: State, project: str) -> int:
     return int(shift)
 
 
-def enter(state: State, sandbox_id: str) -> Live:
-    """One that is there; started, if it is only directories."""
+def enter(state: State, sandbox_id: str, *, reserve: int = 0, admit: Callable[[Record], None] | None = None) -> Live:
+    """One that is there; started, if it is only directories. `admit` is asked first, then; it may wait, or refuse."""
     engine = Engine.shared(state)
     engine.revive()
     reached = line.connect(state.sandbox(sandbox_id))
@@ -223,8 +218,10 @@ def enter(state: State, sandbox_id: str) -> Live:
                     f"the time of the sandbox {sandbox_id!r} is over",
                     hint=f"elsewhere extend {sandbox_id} 1h",
                 )
+            if admit is not None:
+                admit(found)
             truth.end_earlier_life(state, sandbox_id)
-            (_, started), _ = engine.ask("start", sandbox_id, fds=[lock])
+            (_, started), _ = engine.ask("start", sandbox_id, reserve, fds=[lock])
             return _entered(engine, Record(**started))
         return _entered(engine, found)
 

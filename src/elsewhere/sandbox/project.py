@@ -10,10 +10,9 @@ import stat
 from dataclasses import dataclass
 
 from elsewhere.errors import NotFound, Refused, UsageError
+from elsewhere.settings import FILE
 
 __all__ = ["Project", "find"]
-
-SETTINGS = "elsewhere.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def _top(path: str, home: str) -> str:
     place = path
     while True:
         if place not in ("/", home):
-            if os.path.lexists(os.path.join(place, SETTINGS)):
+            if os.path.lexists(os.path.join(place, FILE)):
                 return place
             if git is None and os.path.lexists(os.path.join(place, ".git")):
                 git = place

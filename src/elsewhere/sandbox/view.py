@@ -14,6 +14,14 @@
     /proc /dev /run (/sys)                 fresh                      fresh (/sys: read-only)
     /tmp (/var/tmp)                        the sandbox's own          the sandbox's own
 
+The project view shows less, by the same two plans: of the host's root only what is the system's (`outline.py`), home is the
+sandbox's own, project and toolchains have mounts of their own, and a further mount shows if it lies in one of these.
+
+    what somebody asks for                 both plans
+    a share                                as it is, at its own path, above everything but the project and hidden places in it
+    a place to hide                        covered; where a share lies in it, empty but for the way there
+    a device                               a node in the sandbox's /dev
+
 Where a kind of mount of the host is to be treated differently: `_Drawing._classify` for the machine plan, `_Drawing.user` for the
 user plan. A mount that somebody asks for goes into both, before `_finished`. A new operation belongs in `linux/mounts.py`.
 """
@@ -21,6 +29,7 @@ user plan. A mount that somebody asks for goes into both, before `_finished`. A 
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elsewhere.linux import mountinfo
@@ -30,19 +39,23 @@ from elsewhere.linux.mounts import (
     Absent,
     Clone,
     Cover,
+    Device,
     Devices,
     Directory,
+    File,
     Fresh,
     Handed,
+    Link,
     Operation,
     Own,
     Plan,
     ReadOnly,
+    Shared,
 )
 from elsewhere.linux.overlay import Overlay
 from elsewhere.paths import is_within, outermost
-from elsewhere.sandbox import hidden, seeds
-from elsewhere.sandbox.confinement import Confinement
+from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains
+from elsewhere.sandbox.confinement import Confinement, Share
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
 
@@ -71,15 +84,24 @@ _PROC_MASKED = (
     "key-users",
     "kallsyms",
     "timer_list",
+    "timer_stats",
     "sysrq-trigger",
     "kmsg",
     "sched_debug",
     "latency_stats",
 )
-_PROC_MASKED_DIRECTORIES = ("acpi", "scsi")
+_PROC_MASKED_DIRECTORIES = ("acpi", "asound", "scsi")
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys")  # the host's root could write there without any capability
-_SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug")
+_SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug", "devices/virtual/powercap")
+_HOST_SYS_MASKED_DIRECTORIES = (
+    "fs/bpf",
+    "fs/cgroup",
+    "fs/pstore",
+    "kernel/config",
+    "kernel/tracing",
+)  # mounts, in a fresh one empty
 _SHM_SIZE = "50%"
+_PLAIN = Confinement()
 
 USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID, recursive=True)
 
@@ -110,13 +132,15 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a view is drawn of. `numbers` are the layers that a sandbox has already, by their places."""
+    """What a view is drawn of. `numbers` are the layers that a sandbox has already, by their places; `disk` is how much they may
+    hold, where the rung can keep them to it (0: whatever there is room for)."""
 
     host: Host
     project: Project
     base: Base = Base()
-    confinement: Confinement = Confinement()
+    confinement: Confinement = _PLAIN
     numbers: tuple[tuple[str, int], ...] = ()
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +185,10 @@ def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
     if whole_machine:
         operations.append(Fresh("/sys", "sysfs", attributes=quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY))
         operations += [Cover(f"/sys/{name}", directory=True) for name in _SYS_MASKED_DIRECTORIES]
+    else:
+        operations.append(Clone("/sys", "/sys", quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY, recursive=True))
+        masked = (*_SYS_MASKED_DIRECTORIES, *_HOST_SYS_MASKED_DIRECTORIES)
+        operations += [Cover(f"/sys/{name}", directory=True) for name in masked]
     operations += [
         Devices("/dev", owner),
         Fresh(
@@ -213,24 +241,36 @@ class _Drawing:
         git = (project.git,) if project.git else ()
         self._places = outermost((project.path, *git, *home))
         self._needed = (project.path, *git)
+        self._confinement = subject.confinement
+        self._shares = additions.shares(subject.confinement)
+        self._narrow = subject.confinement.view == "project"
+        self._home = home[0] if self._narrow and home and not _contains_the_system(home[0]) else None
+        self._toolchains = toolchains.places(subject.confinement, host.home, host.state, project) if self._narrow else []
+        self._packages = [place for place in outline.PACKAGES if self._narrow and os.path.isdir(place)]
 
     # -- root ---------------------------------------------------------------------------------------------------------------
 
     def machine(self) -> View:
         root = self._over("/", "/", attributes=_attributes(mountinfo.containing("/", self._mounts)))
         operations: list[Operation] = [Own("/tmp", "tmp")]
-        islands = [place for place in self._places if _replaced(place)]
-        for place in islands:
-            operations += self._stepping_stones(place)
-            if not self._is_pinned(place):
-                operations.append(self._over(place, place))
+        if self._narrow:
+            islands = list(self._needed)
+            operations += self._narrowed()
+        else:
+            islands = [place for place in self._places if _replaced(place)]
+            for place in islands:
+                operations += self._stepping_stones(place, _top(place))
+                if not self._is_pinned(place):
+                    operations.append(self._over(place, place))
+        operations += self._shared(islands)
+        made = {one.target for one in operations if not isinstance(one, Directory | File)}
         for mount in self._mounts:
-            if mount.target != "/" and mount.target not in islands and not self._is_pinned(mount.target):
+            if mount.target != "/" and mount.target not in made and not self._is_pinned(mount.target):
                 operation = self._classify(mount, islands)
                 if operation is not None:
                     operations.append(operation)
         # What is shown as it is shows its sockets, too, and a read-only mount does not keep anybody from connecting.
-        cloned = [one.target for one in operations if isinstance(one, Clone)]
+        cloned = [one.target for one in operations if isinstance(one, Clone | Shared)]
         sockets = [path for path in _sockets(_REPLACED) if any(is_within(path, place) for place in cloned)]
         operations += [Cover(path, directory=False) for path in sockets]
         return self._finished(root, [*operations, *self._pinned()], standing(whole_machine=True))
@@ -247,6 +287,10 @@ class _Drawing:
             return Absent(mount.target, "autofs, not to be triggered")
         if mount.kind in _KERNELS_OWN:
             return Absent(mount.target, mount.kind)
+        if self._narrow and not self._is_shown(mount.target):
+            return Absent(mount.target, "it is not part of the project view")
+        if share := self._share_around(mount.target):
+            return Shared(mount.target, share.writable, idmapped=True)
         attributes = _attributes(mount)
         if mount.remote:
             # Not even looked at: a server that is gone would keep us waiting.
@@ -257,23 +301,23 @@ class _Drawing:
             return Absent(mount.target, error.strerror or "cannot be reached")
         if stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode):
             return Absent(mount.target, "it leads to the host")
-        if "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
+        is_tool = any(is_within(mount.target, place) for place in self._toolchains)
+        if is_tool or "ro" in mount.options or not stat.S_ISDIR(found.st_mode):
             return Clone(mount.target, mount.target, attributes | sys_.MOUNT_ATTR_RDONLY, idmapped=True)
         needed = any(is_within(place, mount.target) for place in (*self._needed, *seeds.ACCOUNTS))
         return self._over(mount.target, mount.target, attributes=attributes, required=needed)
 
-    def _stepping_stones(self, place: str) -> list[Operation]:
-        """Directories of the fresh /tmp or /run that lead to a place which is shown there all the same."""
+    def _stepping_stones(self, place: str, above: str) -> list[Operation]:
+        """What leads to a place, below a directory that does not show reality: the fresh /tmp or /run, or one of the sandbox's
+        own."""
         stones: list[Operation] = []
         parts = place.split("/")
-        for depth in range(3, len(parts) + 1):
+        for depth in range(above.count("/") + 2, len(parts) + 1):
             path = "/".join(parts[:depth])
             found = os.stat(path)
             mode = stat.S_IMODE(found.st_mode) if depth == len(parts) else 0o755
-            if self._idmapped:
-                stones.append(Directory(path, mode, FIRST_ID + found.st_uid, FIRST_ID + found.st_gid))
-            else:
-                stones.append(Directory(path, mode, None, None))
+            owners = (FIRST_ID + found.st_uid, FIRST_ID + found.st_gid) if self._idmapped else (None, None)
+            stones.append(Directory(path, mode, *owners) if stat.S_ISDIR(found.st_mode) else File(path, *owners))
         return stones
 
     # -- an ordinary user -----------------------------------------------------------------------------------------------------
@@ -282,11 +326,15 @@ class _Drawing:
         operations: list[Operation] = [Own("/tmp", "tmp")]
         if os.path.isdir("/var/tmp"):
             operations.append(Own("/var/tmp", "vartmp"))
-        for place in self._places:
-            if _replaced(place) or is_within(place, "/var/tmp"):
-                operations += self._stepping_stones(place) if not is_within(place, "/var/tmp") else self._var_tmp_stones(place)
-            if not self._is_pinned(place):
-                operations += [self._over(path, path) for path in self._free_of_mounts(place)]
+        if self._narrow:
+            operations += self._narrowed()
+        else:
+            for place in self._places:
+                if _replaced(place) or is_within(place, "/var/tmp"):
+                    operations += self._stepping_stones(place, "/var/tmp" if is_within(place, "/var/tmp") else _top(place))
+                if not self._is_pinned(place):
+                    operations += [self._over(path, path) for path in self._free_of_mounts(place)]
+        operations += self._shared(self._needed if self._narrow else self._places)
         if self._base.layers:
             operations += [
                 Clone(mount.target, mount.target, recursive=True)
@@ -294,19 +342,20 @@ class _Drawing:
                 if mount.target.startswith(self._project.path + "/") and mount.kind != "autofs"
             ]
         operations += self._pinned()
-        operations += [Cover(mount.target, directory=True) for mount in self._mounts if mount.kind == "autofs"]
-        cloned = [one.target for one in operations if isinstance(one, Clone)]
+        operations += [
+            Cover(mount.target, directory=True)
+            for mount in self._mounts
+            if mount.kind == "autofs" and self._is_shown(mount.target)
+        ]
+        cloned = [one.target for one in operations if isinstance(one, Clone | Shared)]
         sockets = [
             path
             for path in _sockets((*_REPLACED, "/var/tmp"))
             if not any(is_within(path, layer.at) for layer in self._layers) or any(is_within(path, place) for place in cloned)
         ]
         sockets += [mount.target for mount in self._mounts if mount.target not in sockets and _is_socket(mount.target)]
-        operations += [Cover(path, directory=False) for path in sockets]
+        operations += [Cover(path, directory=False) for path in sockets if self._is_shown(path)]
         return self._finished(USER_ROOT, operations, standing(whole_machine=False))
-
-    def _var_tmp_stones(self, place: str) -> list[Operation]:
-        return [stone for stone in self._stepping_stones(place) if stone.target != "/var/tmp"]
 
     def _free_of_mounts(self, place: str) -> list[str]:
         """The kernel refuses a lower with mounts below it to an ordinary user: go down to the directories that have none."""
@@ -319,6 +368,102 @@ class _Drawing:
                 if entry.path not in below and entry.is_dir(follow_symlinks=False):
                     found += self._free_of_mounts(entry.path)
         return sorted(found)
+
+    # -- what somebody asked for ------------------------------------------------------------------------------------------------
+
+    def _narrowed(self) -> list[Operation]:
+        """What the project view shows besides the system's directories, and what stands where the rest would be."""
+        operations: list[Operation] = [Own(self._home, "home")] if self._home else []
+        operations += self._var()
+        attributes = sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
+        cloned = [*self._toolchains, *(() if self._idmapped else self._packages)]
+        operations += [Clone(place, place, attributes, recursive=not self._idmapped, idmapped=self._idmapped) for place in cloned]
+        for place in self._needed:
+            operations += [] if self._is_pinned(place) else self._copy_on_write(place)
+        shown = [one.target for one in operations if not isinstance(one, Directory | Link)]
+        shown += [*self._needed, *(share.path for share in self._shares), *(() if self._idmapped else ("/var/tmp",))]
+        ways = [step for place in dict.fromkeys(shown) for step in self._way_to(place)]
+        return [*outline.rest(shown), *ways, *operations]
+
+    def _var(self) -> list[Operation]:
+        """Packages can be installed, and leave there what they like; without root nobody can, and only what is known shows."""
+        if not self._idmapped or not os.path.isdir("/var"):
+            return []
+        kept = [self._over(place, place, required=False) for place in self._packages]
+        return [Own("/var", "var"), *outline.skeleton(FIRST_ID), Own("/var/tmp", "vartmp"), *kept]
+
+    def _copy_on_write(self, place: str) -> list[Operation]:
+        if self._idmapped:
+            return [self._over(place, place, attributes=_attributes(mountinfo.containing(place, self._mounts)))]
+        free = self._free_of_mounts(place)
+        around = [] if free == [place] else [Clone(place, place, USER_ROOT.attributes, recursive=True)]
+        return [*around, *(self._over(path, path) for path in free)]
+
+    def _shared(self, overlaid: Iterable[str]) -> list[Operation]:
+        """The shares, and the project where it lies in one: that is never shown as it is. `overlaid` has its own mounts."""
+        operations: list[Operation] = []
+        for share in self._shares:
+            operations += self._way_to(share.path)
+            operations.append(Shared(share.path, share.writable, recursive=not self._idmapped, idmapped=self._idmapped))
+            operations += [Cover(path, directory=False) for path in additions.ways_out(share.path)]
+        known = {share.path for share in self._shares}
+        operations += [
+            Absent(share.path, "shared, but it is not there") for share in self._confinement.shares if share.path not in known
+        ]
+        for place in self._needed:
+            if place not in overlaid and not self._is_pinned(place) and any(is_within(place, path) for path in known):
+                operations += self._copy_on_write(place)
+        return operations
+
+    def _share_around(self, path: str) -> Share | None:
+        """The share as part of which a path shows."""
+        around = [share for share in self._shares if is_within(path, share.path)]
+        share = max(around, key=lambda share: len(share.path), default=None)
+        if share and any(is_within(path, place) and is_within(place, share.path) for place in self._needed):
+            return None
+        return share
+
+    def _devices(self) -> list[Operation]:
+        owner = FIRST_ID if self._idmapped else None
+        return [Device(path, path, owner) for path in additions.nodes(self._confinement)]
+
+    def _private(self) -> list[str]:
+        """Directories that show nothing of reality, and in which a way to something else can be made."""
+        own = [self._home] if self._home else []
+        if self._idmapped and self._narrow:
+            return ["/tmp", "/run", "/var", "/var/tmp", *own]
+        return ["/tmp", "/run", *(() if self._idmapped else ("/var/tmp",)), *own]
+
+    def _mounted(self) -> list[str]:
+        """What shows reality at its own place, besides the root."""
+        places = self._needed if self._narrow else self._places
+        return [*places, *self._toolchains, *self._packages, *(share.path for share in self._shares)]
+
+    def _way_to(self, place: str) -> list[Operation]:
+        """What a place is mounted on, where that is not there by itself."""
+        private = self._private()
+        around = [path for path in (*private, *self._mounted()) if path != place and is_within(place, path)]
+        nearest = max(around, key=len, default="/")
+        if nearest in private or (self._is_pinned(nearest) and place not in self._needed):
+            return self._stepping_stones(place, nearest)
+        return []
+
+    def _is_shown(self, path: str) -> bool:
+        """Whether reality shows there, if it is not hidden."""
+        if not self._narrow:
+            return True
+        private = self._private()
+        around = [place for place in (*private, *self._mounted()) if is_within(path, place)]
+        nearest = max(around, key=len, default=None)
+        return outline.is_system(path) if nearest is None else nearest not in private
+
+    def _hidden(self, also: tuple[str, ...]) -> list[str]:
+        shares = tuple(share.path for share in self._shares)
+        hide = self._confinement.hide
+        found = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also, hide=hide, shares=shares)
+        if self._base.layers:  # the base may have what reality no longer has
+            found += [path for path in hide if path.startswith(self._project.path + "/") and path not in found]
+        return [path for path in found if self._is_shown(path)]
 
     # -- both ---------------------------------------------------------------------------------------------------------------
 
@@ -359,12 +504,23 @@ class _Drawing:
         if accounts_at not in [layer.at for layer in self._layers]:
             accounts_at = None  # on a mount of its own that is read-only
         also = () if accounts_at else seeds.ACCOUNTS
-        places = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also)
-        covers = [Cover(path, directory=os.path.isdir(path), again=bool(self._numbers)) for path in places]
+        places = self._hidden(also)
+        shares = [share.path for share in self._shares]
+        passed = [path for path in places if any(share.startswith(path + "/") for share in shares)]
+        operations += [outline.nothing_but(path, shares) for path in passed]
+        again = bool(self._numbers)
+        covers = [Cover(path, directory=os.path.isdir(path), again=again) for path in places if path not in passed]
+        if self._home and outline.is_system(self._home):
+            places.append(self._home)  # where a directory around it is renamed, reality's would show
+        operations += self._devices()
         # What lies below something else comes after it; covers lie on top of everything.
         ordered = sorted(operations, key=lambda operation: operation.target.split("/"))
         plan = Plan(always, root, (*ordered, *covers))
         return View(plan, tuple(self._layers), tuple(places), plan.describe(), accounts_at)
+
+
+def _contains_the_system(place: str) -> bool:
+    return place == "/var" or (outline.is_system(place) and place.count("/") == 1)
 
 
 def _sockets(unreachable: tuple[str, ...]) -> list[str]:
@@ -392,7 +548,7 @@ def standing_stamp() -> tuple[object, ...]:
 def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
     """Changes whenever a view drawn earlier would not be drawn like that any more; mounts are watched separately."""
     host, project = subject.host, subject.project
-    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home, project.path)]
+    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home, project.path, subject.confinement.hide)]
     seen += [*(_stamp(path) for path in seeds.ACCOUNTS), *standing_stamp()]
     for path in (project.path, project.git, host.home, "/"):
         found = None if path is None else _stat(path)
@@ -401,7 +557,25 @@ def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
         places = (project.path, host.home)
         below = any(mount.target.startswith(f"{place}/") for mount in host.mounts for place in places)
         seen += _sockets((*_REPLACED, "/var/tmp", *(() if below else places)))
+    if subject.confinement != _PLAIN:
+        seen += _asked_for(subject)
     return tuple(seen)
+
+
+def _asked_for(subject: Subject) -> list[object]:
+    """What a view depends on beyond what every view does."""
+    confinement = subject.confinement
+    places = [share.path for share in additions.shares(confinement)]
+    if confinement.view == "project":
+        places += toolchains.places(confinement, subject.host.home, subject.host.state, subject.project)
+    seen: list[object] = [path for path in _sockets(_REPLACED) if any(is_within(path, place) for place in places)]
+    if confinement.view == "project":
+        places += outline.PACKAGES
+        seen.append(_stamp("/var"))
+    for path in (*places, *additions.nodes(confinement)):
+        found = _stat(path)
+        seen.append((path, found and (found.st_dev, found.st_ino, found.st_mode, found.st_rdev)))
+    return seen
 
 
 def _stat(path: str) -> os.stat_result | None:
@@ -419,6 +593,10 @@ def _is_socket(path: str) -> bool:
 def _stamp(path: str) -> tuple[int, int, int] | None:
     found = _stat(path)
     return found and (found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def _top(path: str) -> str:
+    return "/" + path.split("/", 2)[1]
 
 
 def _replaced(path: str) -> bool:

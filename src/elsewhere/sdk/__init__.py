@@ -2,9 +2,11 @@
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError
+from elsewhere.limits import Limits
+from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sdk.background import Background
 from elsewhere.sdk.files import Entry, SandboxFiles, Transferred
-from elsewhere.sdk.results import CommandFailed, CommandResult
+from elsewhere.sdk.results import CommandFailed, CommandResult, CommandUsage, Denial
 from elsewhere.sdk.sandbox import Sandbox, SandboxInfo
 
 __all__ = [
@@ -12,10 +14,14 @@ __all__ = [
     "Changes",
     "CommandFailed",
     "CommandResult",
+    "CommandUsage",
+    "Denial",
     "ElsewhereError",
     "Entry",
+    "Limits",
     "Sandbox",
     "SandboxFiles",
     "SandboxInfo",
     "Transferred",
+    "Usage",
 ]

@@ -12,6 +12,7 @@ from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.operations.executing import Background as Started
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.commands import Outcome
+from elsewhere.sandbox.records.record import Record
 from elsewhere.sdk.results import CommandResult
 
 __all__ = ["Background"]
@@ -25,8 +26,9 @@ class Background:
     """Made by `Sandbox.start`. It ends with this program, unless it was started with `detached=True`. Its output goes to files of
     the sandbox, so it never waits for a reader; `stdout()` and `stderr()` follow it. Usable from several threads."""
 
-    def __init__(self, started: Started, argv: tuple[str, ...], *, detached: bool) -> None:
+    def __init__(self, started: Started, record: Record, argv: tuple[str, ...], *, detached: bool) -> None:
         self._started = started
+        self._record = record
         self._detached = detached
         self._argv = argv
         self._lock = threading.Lock()
@@ -53,7 +55,7 @@ class Background:
         if outcome is None:
             raise TimeoutError(f"{' '.join(self._argv)!r} did not end in {timeout}")
         said = [b"".join(_read(path)) for path in (self._started.outputs.stdout, self._started.outputs.stderr)]
-        return CommandResult.of(self._argv, outcome, *said)
+        return CommandResult.of(self._record, self._argv, outcome, *said)
 
     def kill(self, number: int = signal.SIGTERM) -> None:
         """Send it, and what it started in its process group, a signal. Once it has ended, nothing happens."""

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError
+from elsewhere.sandbox import denials
 from elsewhere.sandbox.keeping.commands import Outcome
+from elsewhere.sandbox.records.record import Record
 
-__all__ = ["CommandFailed", "CommandResult"]
+__all__ = ["CommandFailed", "CommandResult", "CommandUsage", "Denial"]
 
 
 class CommandFailed(ElsewhereError, RuntimeError):
@@ -13,9 +15,36 @@ class CommandFailed(ElsewhereError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Denial:
+    """Something that the sandbox refused. `kind` is path, syscall, limit, policy or device; `told_by` is kernel, or output where
+    only the command's own words showed it."""
+
+    kind: str
+    what: str
+    rule: str
+    how_to_allow: str
+    count: int
+    told_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandUsage:
+    """What a command used up; None is what nobody can tell on this host."""
+
+    user_s: float
+    system_s: float
+    cpu_s: float | None
+    max_rss_bytes: int
+    memory_peak_bytes: int | None
+    processes_peak: int | None
+    written_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended. `reason` says why: exited, signaled, timeout, killed, expired or lost; `exit_code` is the command's
-    own, 124 after a time-out. Output beyond the cap is dropped, and said so."""
+    """How a command ended. `reason` says why: exited, signaled, timeout, memory, disk, pids, killed, cancelled, expired or lost;
+    `exit_code` is the command's own, 124 after a time-out, 137 when it was killed for memory. Output beyond the cap is dropped,
+    and said so."""
 
     argv: tuple[str, ...]
     exit_code: int
@@ -25,20 +54,34 @@ class CommandResult:
     stderr: str
     stdout_truncated: bool
     stderr_truncated: bool
+    usage: CommandUsage
+    denials: tuple[Denial, ...]
 
     @classmethod
     def of(
-        cls, argv: tuple[str, ...], outcome: Outcome, stdout: bytes | None = None, stderr: bytes | None = None
+        cls, record: Record, argv: tuple[str, ...], outcome: Outcome, stdout: bytes | None = None, stderr: bytes | None = None
     ) -> "CommandResult":
+        said = outcome.stderr if stderr is None else stderr
+        denied = denials.of_command(record, outcome.denied, argv, said)
         return cls(
             argv,
             outcome.exit_code,
             outcome.reason,
             outcome.duration,
             (outcome.stdout if stdout is None else stdout).decode("utf-8", "replace"),
-            (outcome.stderr if stderr is None else stderr).decode("utf-8", "replace"),
+            said.decode("utf-8", "replace"),
             outcome.stdout_truncated,
             outcome.stderr_truncated,
+            CommandUsage(
+                outcome.user_s,
+                outcome.system_s,
+                outcome.cpu_s,
+                outcome.max_rss_kib << 10,
+                outcome.memory_peak,
+                outcome.processes_peak,
+                outcome.written,
+            ),
+            tuple(Denial(**one) for one in denied),
         )
 
     def check(self) -> "CommandResult":

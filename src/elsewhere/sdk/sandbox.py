@@ -9,12 +9,16 @@ from typing import Literal
 from elsewhere import units
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import UsageError
+from elsewhere.limits import Limits
 from elsewhere.operations import creating, executing, processes, sandboxes
+from elsewhere.operations.confining import confine
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.executing import journaled
-from elsewhere.operations.projects import find_project, refuse_inside, settings_of
+from elsewhere.operations.projects import find_project, refuse_inside
+from elsewhere.operations.settings import resolve
 from elsewhere.sandbox import live
 from elsewhere.sandbox.keeping import commands
+from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records import record
 from elsewhere.sdk.background import Background
@@ -52,10 +56,22 @@ class Sandbox:
         story: str | None = None,
         request: str | None = None,
         ttl: str | float | None = None,
+        limits: Limits | None = None,
+        view: Literal["machine", "project"] | None = None,
+        network: Literal["host", "none"] | None = None,
+        untrusted: bool | None = None,
+        share: Sequence[str] | None = None,
+        hide: Sequence[str] | None = None,
+        device: Sequence[str] | None = None,
+        gpu: bool | None = None,
+        nested: bool | None = None,
+        best_effort: bool | None = None,
+        wait: bool | None = None,
         on_exit: Literal["discard", "keep"] = "discard",
     ) -> "Sandbox":
         """A sandbox of `project` and the machine around it, ready for commands. With a `request` that was made before, the same
-        sandbox again, which is then kept when the block is left."""
+        sandbox again, which is then kept when the block is left. What is not said about confinement and limits is as the settings
+        say."""
         if on_exit not in _ON_EXIT:
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
         wish = Wish(
@@ -67,14 +83,29 @@ class Sandbox:
             workflow=workflow,
             story=story or "sdk",
             request=request,
-            lifetime=None if ttl is None else units.duration(ttl),
+            settings={
+                **{f"limits.{key}": value for key, value in (limits or Limits()).given().items()},
+                **({} if ttl is None else {"limits.ttl": ttl}),
+                "sandbox.view": view,
+                "sandbox.network": network,
+                "sandbox.untrusted": untrusted,
+                "sandbox.share": share,
+                "sandbox.hide": hide,
+                "sandbox.device": device,
+                "sandbox.gpu": gpu,
+                "sandbox.nested": nested,
+                "sandbox.best_effort": best_effort,
+                "admission.wait": wait,
+            },
         )
-        if on_exit == "keep" or name is not None or request is not None or ttl is not None:
+        lives = limits is not None and (limits.ttl is not None or limits.idle is not None)
+        if on_exit == "keep" or name is not None or request is not None or ttl is not None or lives:
             made, new = creating.create(wish)
             return cls(_entered(State.open(), made.id), on_exit if new else "keep", made=new)
         refuse_inside()
-        found = find_project(wish.project, os.getcwd())
-        return cls(creating.raise_sandbox(State.open(), found, wish, lives=False), on_exit, made=True)
+        found, state = find_project(wish.project, os.getcwd()), State.open()
+        confined = confine(state, found.path, wish.settings, lives=False)
+        return cls(creating.raise_sandbox(state, found, wish, confined, lives=False), on_exit, made=True)
 
     @classmethod
     def get(cls, wanted: str, *, on_exit: Literal["discard", "keep"] = "keep") -> "Sandbox":
@@ -123,6 +154,17 @@ class Sandbox:
         return self._box.record.enforced
 
     @property
+    def limits(self) -> Limits:
+        """What it may use up."""
+        return Limits(**self._box.record.limits)  # type: ignore[arg-type]  # each is of its own kind
+
+    def usage(self) -> Usage:
+        """What it uses now, all of its commands together."""
+        self._check_open()
+        with self._box.line() as keeper:
+            return keeper.usage()
+
+    @property
     def files(self) -> SandboxFiles:
         self._check_open()
         return SandboxFiles(self._box)
@@ -144,7 +186,7 @@ class Sandbox:
                 argv,
                 directory,
                 (env or {}).items(),
-                settings_of(self._box.record.project),
+                resolve(self._box.state, self._box.record.project)["env.pass"],
                 timeout=limit,
                 request=request.id,
             )
@@ -153,7 +195,7 @@ class Sandbox:
                 outcome = commands.captured(self._box.control, spec, stdin)
             finally:
                 os.close(stdin)
-        return CommandResult.of(tuple(argv), outcome)
+        return CommandResult.of(self._box.record, tuple(argv), outcome)
 
     def start(
         self,
@@ -172,13 +214,13 @@ class Sandbox:
                 argv,
                 directory,
                 (env or {}).items(),
-                settings_of(self._box.record.project),
+                resolve(self._box.state, self._box.record.project)["env.pass"],
                 timeout=limit,
                 detached=detached,
                 request=request.id,
             )
             started = executing.start_background(self._box, spec, request, outputs)
-            return Background(started, tuple(argv), detached=detached)
+            return Background(started, self._box.record, tuple(argv), detached=detached)
 
     def _asked(
         self, command: str | Sequence[str], cwd: str | os.PathLike[str] | None, timeout: str | float | None

@@ -14,12 +14,15 @@
           journal                requests: each beginning and end
           logs/                  what detached commands said
           manifest dirty/        what reality was like, and copies of what git had none of, for a live base
+          layers.img             a file system for the layers, where they may only grow to a size
           upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
-          tmp/ vartmp/           private /tmp and /var/tmp
+          tmp/ vartmp/ home/     private /tmp, /var/tmp and, in the project view, home
           copy/                  the project, where it had to be copied
       archive/<sandbox-id>/      removed sandboxes with changes that were nowhere else
       spare/                     directories made ahead of time, renamed into sandboxes/
       trash/                     renamed here, deleted later
+      claims/                    what running sandboxes were promised of the machine (see `operations/admission.py`)
+      trust/                     which settings of projects the user trusts (see `operations/settings.py`)
 
 Everything is written aside and renamed. Not here: what the files mean (see `sandbox/records/record.py`).
 """
@@ -37,7 +40,7 @@ from elsewhere.meeting import default_state
 __all__ = ["SCHEMA", "State", "write_aside", "write_new"]
 
 SCHEMA = 1
-_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash")
+_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims")
 _opened: dict[str, tuple[int, ...]] = {}
 
 

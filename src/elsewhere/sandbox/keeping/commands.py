@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import termios
 import time
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from elsewhere.errors import Broken, InUse, NotFound, Refused, UsageError
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.spec import Spec
-from elsewhere.sandbox.records.request import REASONS
+from elsewhere.sandbox.records.request import REASONS, Denied, parse_denied
 
 __all__ = [
     "CAPTURE_CAP",
@@ -39,6 +40,7 @@ __all__ = [
 
 CAPTURE_CAP = 16 << 20
 _CHUNK = 1 << 16
+_PACKET = 4096
 _PIPE_CHUNKS = 32
 
 
@@ -48,6 +50,8 @@ class CallerGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """How a command ended and what it used; what nobody can tell on this host is None."""
+
     exit_code: int
     reason: str
     signal: int
@@ -55,6 +59,11 @@ class Outcome:
     user_s: float = 0.0
     system_s: float = 0.0
     max_rss_kib: int = 0
+    cpu_s: float | None = None
+    memory_peak: int | None = None
+    processes_peak: int | None = None
+    written: int | None = None
+    denied: tuple[Denied, ...] = ()
     stdout: bytes = b""
     stderr: bytes = b""
     stdout_truncated: bool = False
@@ -74,10 +83,35 @@ class Signals:
             return b""
 
 
-def attached(control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None) -> Outcome:
-    """On the caller's own descriptors."""
-    with started(control, spec, fds) as run:
-        run.wait(signals)
+def attached(
+    control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None, *, relayed: bool = False
+) -> Outcome:
+    """On the caller's own descriptors. `relayed`: a file of the host that output goes to cannot be opened again inside (by way of
+    /dev/stderr, say), so the command gets a pipe, which can."""
+    files = [fd for fd in fds[1:] if relayed and stat.S_ISREG(os.fstat(fd).st_mode)]
+    if not files:
+        with started(control, spec, fds) as run:
+            run.wait(signals)
+            return run.outcome()
+    with contextlib.ExitStack() as stack:
+        relays: list[_Relay] = []
+        for fd in files:
+            # Two names of one file are one file: what is said on both stays in order.
+            if not any(os.path.sameopenfile(fd, relay.target) for relay in relays):
+                relays.append(_Relay(fd))
+                stack.callback(os.close, relays[-1].reader)
+        writers = [
+            next((relay.writer for relay in relays if fd in files and os.path.sameopenfile(fd, relay.target)), fd)
+            for fd in fds[1:]
+        ]
+        try:
+            run = stack.enter_context(started(control, spec, [fds[0], *writers]))
+        finally:
+            for relay in relays:
+                os.close(relay.writer)
+        run.wait(signals, {relay.reader: relay.take for relay in relays})
+        for relay in relays:
+            relay.drain()
         return run.outcome()
 
 
@@ -144,6 +178,24 @@ class _Sink:
                 return
 
 
+class _Relay:
+    """A pipe whose content goes to a file of the caller's."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.reader, False)
+
+    def take(self) -> bool:
+        return _pass_on(self.reader, self.target) or wire.readable(self.reader)
+
+    def drain(self) -> None:
+        """What the pipe still holds, and no more than that."""
+        for _ in range(_PIPE_CHUNKS):
+            if not _pass_on(self.reader, self.target):
+                return
+
+
 class _Keys:
     """What is typed, on its way to the command: never waited for, since a command that does not read must not keep us from
     showing what it says."""
@@ -187,6 +239,7 @@ class Running:
         self._channel = channel
         self._started = started
         self._words: list[str] = []
+        self._denied: tuple[Denied, ...] = ()
         self._ended = 0.0
         self.terminal = -1
         self.pid = 0
@@ -262,12 +315,14 @@ class Running:
         message = _recv(self._channel)
         if message.startswith("end "):
             self._words = message.split()[1:]
+        elif message.startswith("denied "):
+            self._denied = parse_denied(message.split()[1:])
         elif not message:
             self.lose()
         self._ended = time.monotonic()
 
     def lose(self) -> None:
-        self._words = ["125", "0", "lost", "0", "0", "0"]
+        self._words = ["125", "0", "lost", "0", "0", "0", "-", "-", "-", "-"]
         self._ended = time.monotonic()
 
     def _signal(self, signals: Signals, resized: Callable[[], None] | None) -> None:
@@ -284,8 +339,10 @@ class Running:
         self, stdout: bytes = b"", stderr: bytes = b"", stdout_truncated: bool = False, stderr_truncated: bool = False
     ) -> Outcome:
         try:
-            code, number, reason, user_s, system_s, max_rss = self._words
+            code, number, reason, user_s, system_s, max_rss, *used = self._words
             values = (int(code), int(number), float(user_s), float(system_s), int(max_rss))
+            cpu_s, *counts = (None if word == "-" else float(word) for word in used)
+            memory_peak, processes_peak, written = (None if one is None else int(one) for one in counts)
         except ValueError as error:
             raise Broken("keeper_nonsense", f"the keeper answered {' '.join(self._words)!r}") from error
         if reason not in REASONS:
@@ -299,6 +356,11 @@ class Running:
             values[2],
             values[3],
             values[4],
+            cpu_s,
+            memory_peak,
+            processes_peak,
+            written,
+            self._denied,
             stdout,
             stderr,
             stdout_truncated,
@@ -339,7 +401,7 @@ def detached(control: socket.socket, spec: Spec, fds: Sequence[int]) -> int:
 
 def _recv(channel: socket.socket) -> str:
     try:
-        return channel.recv(256).decode("ascii", "replace")
+        return channel.recv(_PACKET).decode("ascii", "replace")
     except ConnectionError:
         return ""
 
@@ -362,8 +424,15 @@ def _check_started(message: str, spec: Spec) -> int:
     number, code = int(words[1]), words[2]
     if number == errno.ESHUTDOWN:
         raise InUse("sandbox_busy", "the sandbox is just being stopped", hint="try again in a moment")
-    if code == "127":
-        error: NotFound | Refused | UsageError = NotFound(
+    error: NotFound | Refused | UsageError
+    if number == errno.EAGAIN:
+        error = Refused(
+            "pids_reached",
+            f"{spec.argv[0]!r} cannot be started: the sandbox has as many processes as it may have",
+            hint="elsewhere ps shows them; --pids gives a sandbox more",
+        )
+    elif code == "127":
+        error = NotFound(
             "command_not_found",
             f"{spec.argv[0]!r} was not found in the sandbox",
             hint="check its spelling and PATH; a shell line goes with -c",

@@ -11,24 +11,27 @@ answer must not trust it.
 
     order                        descriptors                      answer
     hold                         lock, listener, journal          -
-    open                         -                                -
+    open RULES                   (layers to watch)                -
     rehearse                     -                                -
-    stay SECONDS|None            (layers in memory)               -
+    stay SECONDS|None            (layers that lie apart)          -
     hello                        -                                "keeper VERSION PROTOCOL"
     spawn SPEC                   channel, stdin, stdout, stderr   on the channel
     processes                    -                                lines, then a packet "."
+    usage                        -                                "usage" and what `watch.Watch.told` says
     kill PID SIGNAL              -                                "done" | "refused ERRNO"
     cancel REQUEST               -                                "done" | "refused ERRNO"
     expire SECONDS|None          -                                "done"
-    root, memory                 -                                the same word with a descriptor | "refused ERRNO"
+    root, layers                 -                                the same word with a descriptor | "refused ERRNO"
     finish SECONDS               -                                "done", when the grace begins
 
     channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
-                     <- "end CODE SIGNAL REASON UTIME STIME MAXRSS"
+                     <- "denied KIND:WHAT:COUNT …", if anything was
+                     <- "end CODE SIGNAL REASON UTIME STIME MAXRSS CPU_S MEMORY_PEAK PROCESSES_PEAK WRITTEN"
                      -> "signal N"; end of file: the caller is gone, so is its command, unless it is detached
 
-    command:  started ─┬─ exits ───────────────────────────────► end exited | signaled
+    command:  started ─┬─ exits ───────────────────────────────► end exited | signaled | memory | pids | disk
                        ├─ deadline ─ TERM ─ grace ─ KILL ──────► end timeout
+                       ├─ watchdog ─ KILL ─────────────────────► end memory | disk
                        ├─ cancel, channel closed ─ KILL ───────► end cancelled
                        └─ sandbox ends ─ TERM ─ grace ─ KILL ──► end killed | expired
 
@@ -49,14 +52,16 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from elsewhere import __version__
+from elsewhere.linux import landlock, notifications
+from elsewhere.linux.gauges import Gauges
 from elsewhere.sandbox.keeping import processes, spawning, wire
-from elsewhere.sandbox.keeping.processes import MARK, kill_quietly
+from elsewhere.sandbox.keeping.processes import MARK, WINDOW, kill_quietly
 from elsewhere.sandbox.keeping.spec import PROTOCOL, Spec
+from elsewhere.sandbox.keeping.watch import Meter, Watch
 
 __all__ = ["Keeper", "seal_imports"]
 
-# `socket.send_fds` and `os.wait4` import these when they are first called, which would be too late.
-_LOADED_AHEAD = (array, resource)
+_LOADED_AHEAD = (array,)  # `socket.send_fds` imports it when it is first called, which would be too late
 
 _SEALED: list[object] = []
 _GRACE_S = 2.0
@@ -64,6 +69,9 @@ _ANSWER_S = 5.0
 _GOING_S = 0.5
 _PACKET = 32 * 1024
 _OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
+_MOST_DENIALS = 40
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RLIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "file_size": resource.RLIMIT_FSIZE}
 
 
 def seal_imports() -> None:
@@ -82,27 +90,34 @@ class _Command:
     deadline: float | None
     ends_sandbox: bool
     detached: bool
+    meter: Meter
+    denials: dict[str, int]
     reason: str = ""
     killed: bool = False
 
 
 class Keeper:
-    def __init__(self, control: socket.socket, *, alone: bool) -> None:
+    def __init__(self, control: socket.socket, *, alone: bool, gauges: Gauges | None = None) -> None:
         """`alone`: we are pid 1, and everything else in sight belongs to the sandbox. Without a process namespace of our own,
-        descendants are looked up one by one."""
+        descendants are looked up one by one. `gauges`: the group that commands run in, where there is one."""
         self._control = control
         self._alone = alone
+        self._watch = Watch(gauges)
+        self._refused_calls = -1
         self._stays = False
         self._listener: socket.socket | None = None
         self._peers: dict[int, socket.socket] = {}
         self._journal = -1
-        self._memory = -1
+        self._layers = -1
         self._commands: dict[int, _Command] = {}
         self._by_channel: dict[int, _Command] = {}
         self._held: list[int] = []
         self._count = 0
         self._expires: float | None = None
         self._closing: float | None = None
+        self._idle: float | None = None
+        self._idle_since = 0.0
+        self._left_behind = False
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken, self._waker = woken, waker
@@ -111,6 +126,11 @@ class Keeper:
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
         self._poll.register(woken, select.POLLIN)
+
+    def hear_of_refusals(self, listener: int) -> None:
+        """System calls that the filter refuses are asked of us, and we refuse them: so we know which they were."""
+        self._refused_calls = listener
+        self._poll.register(listener, select.POLLIN)
 
     def rehearse(self) -> None:
         """Run one command that does nothing. Everything is slow when it is done for the first time, by a fork or through a fresh
@@ -152,12 +172,15 @@ class Keeper:
                 self._peer_speaks(self._peers[fd])
             elif fd in self._by_channel:
                 self._word(self._by_channel[fd])
+            elif fd == self._refused_calls:
+                self._refuse_call()
         self._reap()
         self._enforce_deadlines()
 
     def _patience(self) -> int | None:
         deadlines = [command.deadline for command in self._commands.values()]
-        known = [deadline for deadline in (*deadlines, self._expires, self._closing) if deadline is not None]
+        deadlines += [self._expires, self._closing, self._idle_until(), self._watch.due(busy=self._busy())]
+        known = [deadline for deadline in deadlines if deadline is not None]
         if not known:
             return None
         return min(max(0, int((min(known) - time.monotonic()) * 1000) + 1), 1 << 30)  # poll takes no more than an int
@@ -176,11 +199,11 @@ class Keeper:
         if message[0] == "hold":
             self._hold(fds)
         elif message[0] == "open":
-            self._open()
+            self._open(message[1], fds)
         elif message[0] == "stay":
             self._stays = True
             self._expires = None if message[1] is None else time.monotonic() + message[1]
-            self._memory = fds[0] if fds else -1
+            self._layers = fds[0] if fds else -1
         elif message[0] == "rehearse":
             self.rehearse()
         else:
@@ -192,10 +215,18 @@ class Keeper:
         self._held.append(lock)
         self._listener = socket.socket(fileno=listener)
 
-    def _open(self) -> None:
+    def _open(self, rules: dict[str, Any], fds: list[int]) -> None:
         """Only now that the sandbox stands and its record says so: until then our root is reality's, and a command would run
         there. Whoever listens is who the other side sees as its peer: so it has to be us."""
         assert self._listener is not None
+        for name, number in rules.get("rlimits", {}).items():
+            soft, hard = resource.getrlimit(_RLIMITS[name])
+            number = number if hard < 0 else min(number, hard)
+            resource.setrlimit(_RLIMITS[name], (number, number))
+        self._watch.arm(rules, fds[0] if fds else -1)
+        if "writable" in rules:
+            landlock.keep_from_writing_elsewhere(rules["writable"])
+        self._idle, self._idle_since = rules.get("idle"), time.monotonic()
         self._listener.listen(64)
         self._poll.register(self._listener.fileno(), select.POLLIN)
 
@@ -226,6 +257,8 @@ class Keeper:
             peer.send(f"keeper {__version__} {PROTOCOL}".encode())
         elif word == "processes":
             self._tell_processes(peer)
+        elif word == "usage":
+            peer.send(b"usage " + self._watch.told(self._others(), _TICKS).encode())
         elif word in ("kill", "cancel"):
             peer.send(self._kill_one(*message[1:]) if word == "kill" else self._cancel(message[1]))
         elif word == "expire":
@@ -233,8 +266,8 @@ class Keeper:
             peer.send(b"done")
         elif word == "root":
             self._hand_out(peer, word, os.open("/", os.O_PATH | os.O_CLOEXEC))
-        elif word == "memory":
-            self._hand_out(peer, word, os.dup(self._memory) if self._memory >= 0 else -1)
+        elif word == "layers":
+            self._hand_out(peer, word, os.dup(self._layers) if self._layers >= 0 else -1)
         elif word == "finish":
             peer.send(b"done")
             self._close("killed", message[1])
@@ -268,7 +301,9 @@ class Keeper:
                     raise OSError(errno.ESHUTDOWN, "the sandbox is ending")
                 if spec.terminal is not None:
                     master, name = spawning.terminal(*spec.terminal)
-                pid = spawning.start(spec.argv, environment, fds, name)
+                meter = self._watch.begin(alone=not self._commands)
+                pid = self._start(spec.argv, environment, fds, name)
+                meter.follow(pid)
             except OSError as error:  # of the program, or of its terminal
                 missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
                 _say(channel, f"refused {error.errno} {127 if missing else 126}")
@@ -284,7 +319,7 @@ class Keeper:
                     pass  # the caller is gone, and the end of the channel says so
             _say(channel, f"started {pid}")
             deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
-            command = _Command(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached)
+            command = _Command(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached, meter, {})
             self._commands[pid] = command
             self._by_channel[channel.fileno()] = command
             self._poll.register(channel.fileno(), select.POLLIN)
@@ -296,6 +331,37 @@ class Keeper:
                     os.close(fd)
             if channel is not None:
                 channel.close()
+
+    def _start(self, argv: list[str], environment: dict[str, str], fds: list[int], terminal: str | None) -> int:
+        """A process is born in its parent's group: so we go there ourselves for a moment."""
+        gauges = self._watch.gauges
+        if gauges is None:
+            return spawning.start(argv, environment, fds, terminal)
+        gauges.enter_work()
+        try:
+            return spawning.start(argv, environment, fds, terminal)
+        finally:
+            gauges.leave_work()
+
+    def _refuse_call(self) -> None:
+        asked = notifications.read(self._refused_calls)
+        if asked is None:
+            return
+        command = self._whose(asked.pid)  # once it has its answer it may be gone
+        notifications.refuse(self._refused_calls, asked, errno.EPERM)
+        self._note_denial(command, f"{notifications.explain(asked.number).kind}:{notifications.name(asked.number)}")
+
+    def _whose(self, pid: int) -> _Command | None:
+        if len(self._commands) == 1:
+            return next(iter(self._commands.values()))
+        if pid in self._commands:
+            return self._commands[pid]
+        mark = processes.mark_of(pid)
+        return next((command for command in self._commands.values() if command.mark == mark), None)
+
+    def _note_denial(self, command: _Command | None, what: str) -> None:
+        if command is not None and (what in command.denials or len(command.denials) < _MOST_DENIALS):
+            command.denials[what] = command.denials.get(what, 0) + 1
 
     def _word(self, command: _Command) -> None:
         try:
@@ -350,31 +416,48 @@ class Keeper:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    return
+                command = self._commands.pop(found.si_pid, None)
+                written = None if command is None else command.meter.written()  # while it is not reaped
+                _, status, usage = os.wait4(found.si_pid, 0)
             except ChildProcessError:
                 return
-            if pid == 0:
-                return
-            command = self._commands.pop(pid, None)
             if command is not None:
-                self._ended(command, status, usage)
+                self._ended(command, status, usage, written)
 
-    def _ended(self, command: _Command, status: int, usage: Any) -> None:
+    def _ended(self, command: _Command, status: int, usage: Any, written: int | None) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        reason = command.reason or ("signaled" if number else "exited")
-        code = 124 if reason in _OVERTIME else 128 + number if number else os.WEXITSTATUS(status)
+        code = 128 + number if number else os.WEXITSTATUS(status)
+        broken = self._watch.broken_since(command.meter, self._others, failed=bool(code))
+        for limit in broken:
+            self._note_denial(command, f"limit:{limit}")
+        reason = command.reason or _reason(broken, code, number)
+        if reason in _OVERTIME:
+            code = 124
         if command.reason:
             # It was told to go: whatever of its tree did not listen goes now, and is gone when the end is told.
             processes.wait_for(self._kill(command, signal.SIGKILL), _GOING_S)
-        said = f"{code} {number} {reason} {usage.ru_utime:.6f} {usage.ru_stime:.6f} {usage.ru_maxrss}"
-        self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
-        _say(command.channel, f"end {said}")
+        used = self._watch.used_since(command.meter, written)
+        said = f"{code} {number} {reason} {usage.ru_utime:.6f} {usage.ru_stime:.6f} {usage.ru_maxrss} {used}"
+        self._tell_end(command, said)
+        self._idle_since = time.monotonic()
         if self._by_channel.pop(command.channel.fileno(), None) is not None:
             self._poll.unregister(command.channel.fileno())
         command.channel.close()
         if command.ends_sandbox:
             self._end_all("killed")
             self._finish(0)
+        self._left_behind = not self._commands and self._anybody()
+
+    def _tell_end(self, command: _Command, said: str) -> None:
+        if command.denials:
+            denied = " ".join(f"{what}:{count}" for what, count in command.denials.items())
+            self._write_down(f"denied {command.mark} {denied}", command.request)
+            _say(command.channel, f"denied {denied}")
+        self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
+        _say(command.channel, f"end {said}")
 
     def _write_down(self, line: str, request: str) -> None:
         """What nobody asked for by name (a rehearsal) is nobody's request. A full disk loses the line, not the sandbox."""
@@ -386,9 +469,15 @@ class Keeper:
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
-        if self._expires is not None and now >= self._expires:
-            self._expires = None
+        until = self._idle_until()
+        if (self._expires is not None and now >= self._expires) or (until is not None and now >= until):
+            self._expires = self._idle = None
             self._close("expired", _GRACE_S)
+        look = self._watch.due(busy=self._busy())
+        if look is None:
+            self._watch.rest()
+        elif now >= look:
+            self._look()
         for command in list(self._commands.values()):
             if command.deadline is not None and now >= command.deadline:
                 command.reason = command.reason or "timeout"
@@ -396,6 +485,25 @@ class Keeper:
         if self._closing is not None and (now >= self._closing or not self._anybody()):
             self._end_all("killed")
             self._finish(0)
+
+    def _idle_until(self) -> float | None:
+        """When nobody has used the sandbox for so long that it ends. A process that only holds a window open is no use."""
+        if self._idle is None or any(command.mark != WINDOW for command in self._commands.values()):
+            return None
+        return self._idle_since + self._idle
+
+    def _busy(self) -> bool:
+        return bool(self._commands) or self._left_behind
+
+    def _look(self) -> None:
+        """Where the kernel holds no limit, we do: too late, but not never."""
+        self._left_behind = not self._commands and self._anybody()
+        broken = self._watch.look(self._others())
+        if broken:
+            for command in self._commands.values():
+                command.reason = command.reason or broken
+                self._note_denial(command, f"limit:{broken}")
+            self._signal_everybody(signal.SIGKILL)
 
     def _close(self, reason: str, grace: float) -> None:
         """The sandbox is to end: everybody is asked to, and has `grace` seconds for it."""
@@ -419,9 +527,8 @@ class Keeper:
         """What still runs ends with us, and that is how its end reads."""
         for command in self._commands.values():
             why = command.reason or reason
-            said = f"{124 if why in _OVERTIME else 137} 9 {why} 0 0 0"
-            self._write_down(f"end {command.mark} {said} {time.time():.6f}", command.request)
-            _say(command.channel, f"end {said}")
+            used = self._watch.used_since(command.meter, None)
+            self._tell_end(command, f"{124 if why in _OVERTIME else 137} 9 {why} 0 0 0 {used}")
 
     def _terminate(self, command: _Command) -> None:
         """TERM at first, KILL when asked again, which happens by itself after the grace."""
@@ -462,6 +569,15 @@ class Keeper:
                 processes.reap_all()
                 time.sleep(0.002)
         os._exit(code)
+
+
+def _reason(broken: list[str], code: int, number: int) -> str:
+    """A killed process is a memory kill, however its parents took it; a refusal that the command coped with is none."""
+    if "memory" in broken:
+        return "memory"
+    if code and broken:
+        return broken[0]
+    return "signaled" if number else "exited"
 
 
 def _say(channel: socket.socket, words: str) -> None:

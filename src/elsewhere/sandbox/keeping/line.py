@@ -18,16 +18,16 @@ from typing import Any
 from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping.processes import WINDOW
 from elsewhere.sandbox.keeping.spec import PROTOCOL
 from elsewhere.sandbox.records import record
 
-__all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "bind", "connect", "wait"]
+__all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "Usage", "bind", "connect", "wait"]
 
 _FILE = "keeper"
 _PATIENCE_S = 10.0
 _OPENING_S = 10.0
 _MOST_PROCESSES = 100_000
-WINDOW = "window"  # what a process that only waits, so that others can look in, is marked with
 
 
 def bind(listener: socket.socket, directory: str) -> None:
@@ -76,6 +76,23 @@ class Process:
     command: str
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox uses, as its keeper sees it; None is what nobody can tell on this host."""
+
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    cpu_s: float | None
+    processes: int | None
+    processes_peak: int | None
+    disk_bytes: int | None
+    written_bytes: int | None
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
 class Line:
     """One connection to a keeper. Commands are started on `sock` (see `commands.py`); everything else is asked here."""
 
@@ -122,6 +139,16 @@ class Line:
         except ValueError as error:
             raise self._nonsense(text[:200]) from error
 
+    def usage(self) -> Usage:
+        words = self._ask(("usage",)).split(" ")
+        if len(words) != 8 or words[0] != "usage":
+            raise self._nonsense(" ".join(words)[:200])
+        try:
+            memory, peak, cpu, count, most, disk, written = (None if word == "-" else float(word) for word in words[1:])
+            return Usage(_whole(memory), _whole(peak), cpu, _whole(count), _whole(most), _whole(disk), _whole(written))
+        except (ValueError, OverflowError) as error:
+            raise self._nonsense(" ".join(words)[:200]) from error
+
     def kill(self, pid: int, number: int) -> None:
         self._done(self._ask(("kill", pid, number)), f"process {pid}")
 
@@ -135,10 +162,10 @@ class Line:
         """A descriptor of the sandbox's root directory, good for looking things up below it and nothing else."""
         return self._descriptor("root")
 
-    def memory(self) -> int | None:
-        """A descriptor of the layers where they live in memory."""
+    def layers(self) -> int | None:
+        """A descriptor of the layers where they do not lie in the sandbox's directory."""
         try:
-            return self._descriptor("memory")
+            return self._descriptor("layers")
         except NotFound:
             return None
 

@@ -3,10 +3,23 @@
 import os
 import time
 
-__all__ = ["Process", "descendants", "everything", "kill_quietly", "mark_of", "reap_all", "told", "tree_of", "wait_for"]
+__all__ = [
+    "MARK",
+    "WINDOW",
+    "Process",
+    "descendants",
+    "everything",
+    "kill_quietly",
+    "mark_of",
+    "reap_all",
+    "told",
+    "tree_of",
+    "wait_for",
+]
 
 # Every command carries this variable, so that what it left behind can be found even in a session of its own.
 MARK = "ELSEWHERE_COMMAND"
+WINDOW = "window"  # the mark of a process that only waits, so that others can look in
 _LONGEST_COMMAND_LINE = 1024
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -14,7 +27,7 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 class Process:
     """One line of /proc/PID/stat, as far as we need it."""
 
-    __slots__ = ("parent", "pid", "rss_kib", "session", "started", "state", "ticks")
+    __slots__ = ("parent", "pid", "rss_kib", "session", "started", "state", "threads", "ticks")
 
     def __init__(self, pid: int, words: list[bytes]) -> None:
         self.pid = pid
@@ -22,6 +35,7 @@ class Process:
         self.parent = int(words[1])
         self.session = int(words[3])
         self.ticks = int(words[11]) + int(words[12])
+        self.threads = int(words[17])
         self.started = int(words[19])
         self.rss_kib = int(words[21]) * _PAGE_KIB
 

@@ -5,7 +5,7 @@ from typing import Any
 
 __all__ = ["PROTOCOL", "Spec"]
 
-PROTOCOL = 1  # of the orders that a keeper understands; `hello` and `finish` stay the same in all of them
+PROTOCOL = 2  # of the orders that a keeper understands; `hello` and `finish` stay the same in all of them
 
 
 @dataclass(frozen=True, slots=True)

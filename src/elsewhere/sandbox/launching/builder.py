@@ -6,6 +6,7 @@ the builder executes it and ends; `pivot_root` moves the keeper, which shares th
 never holds a power that the sandbox could want, and creating costs little more than the mounts themselves.
 
     launcher ──fork── builder ──fork── keeper (pid 1)
+                 group              born in the group that the builder made
                  unshare            root: a user namespace made under an id of its own, mapped by the builder
                  standing mounts    no capabilities but the kept ones, no new privileges, filter
        ◄── ready ───┤
@@ -21,11 +22,14 @@ import os
 import pickle
 import signal
 import socket
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from elsewhere.linux import capabilities, landlock, mounts, seccomp, userns
+from elsewhere.limits import DEFAULTS
+from elsewhere.linux import capabilities, cgroups, landlock, mounts, network, seccomp, userns
 from elsewhere.linux import syscalls as sys_
+from elsewhere.linux.gauges import Gauges
 from elsewhere.linux.mounts import Bench, Operation, Plan
 from elsewhere.sandbox.ids import FIRST_ID, ID_COUNT
 from elsewhere.sandbox.keeping import processes, wire
@@ -34,11 +38,38 @@ from elsewhere.sandbox.launching import fuse as fuse_programs
 from elsewhere.sandbox.launching.forking import leave_the_launcher
 from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.view import USER_ROOT
-from elsewhere.storage import copying, saving
+from elsewhere.storage import copying, saving, trash
 
-__all__ = ["Blank", "BuildFailed", "blank", "landlocked", "run", "unborn"]
+__all__ = ["Blank", "BuildFailed", "Groups", "Kind", "blank", "filters", "landlocked", "run", "unborn"]
 
 _PATIENCE_S = 10.0
+_INOTIFY_SHARE = 2  # of its user's watches, a sandbox without an id of its own may have one part in so many
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a blank is sealed for, and cannot be changed to later. `offline`: a network of its own that leads nowhere."""
+
+    whole_machine: bool
+    offline: bool = False
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Where a group can be made, and what the next one is called."""
+
+    host: cgroups.Host
+    name: str
+
+
+Filters = tuple[bytes, bytes]
+
+
+def filters(*, nested: bool = False, unix_sockets: bool = True) -> Filters:
+    """The filter that only refuses, and the one that also tells what it refused, for kernels that can."""
+    plain = seccomp.program(unix_sockets=unix_sockets, nested=nested)
+    return plain, seccomp.program(unix_sockets=unix_sockets, nested=nested, notify=True)
 
 
 class BuildFailed(Exception):
@@ -62,6 +93,7 @@ class Blank:
     builder_pid: int = 0
     keeper_pid: int = 0
     mount_namespace: int = -1
+    sealed: dict[str, Any] = field(default_factory=dict)
 
     def ready(self) -> None:
         """Wait until both are."""
@@ -69,7 +101,7 @@ class Blank:
             message, fds = _ask(self.orders)
             if message[0] != "ready":
                 raise BuildFailed(*message[1:])
-            self.keeper_pid, self.mount_namespace = message[1], fds[0]
+            self.keeper_pid, self.mount_namespace, self.sealed = message[1], fds[0], message[2]
 
     def is_ready(self) -> bool:
         """Whether `ready` would return at once."""
@@ -79,18 +111,20 @@ class Blank:
         """Whether `built` would return at once."""
         return wire.readable(self.orders)
 
-    def order(self, plan: Plan, directory: str, *, memory: int = 0) -> None:
-        """Make a sandbox of it. Returns at once; `built` waits."""
+    def order(self, plan: Plan, directory: str, *, memory: int = 0, image: int = -1) -> None:
+        """Make a sandbox of it, with its layers in memory or in an image if one of these is given. Returns at once; `built`
+        waits."""
         self.ready()
-        wire.send(self.orders, (pickle.dumps(plan), directory, memory))
+        wire.send(self.orders, (pickle.dumps(plan), directory, memory), [image] if image >= 0 else [])
 
-    def built(self) -> tuple[dict[str, str], int]:
-        """What had to be weaker than planned, and the descriptor of the layers where they live in memory."""
+    def built(self) -> tuple[dict[str, str], int, int]:
+        """What had to be weaker than planned, a descriptor by which the sandbox's directory can be looked at, and one of the
+        layers where they do not lie in it."""
         message, fds = _ask(self.orders)
         self.orders.close()
         if message[0] != "built":
             raise BuildFailed(*message[1:])
-        return message[1], fds[0] if fds else -1
+        return message[1], fds[0], fds[1] if len(fds) > 1 else -1
 
     def discard(self) -> None:
         self.control.close()
@@ -108,16 +142,14 @@ def unborn() -> tuple[Blank, list[socket.socket]]:
     return Blank(control, orders), [keeper_end, builder_end]
 
 
-def blank(
-    standing: tuple[Operation, ...], state: str, *, whole_machine: bool, filter_program: bytes, fuse: Fuse | None = None
-) -> Blank:
+def blank(standing: tuple[Operation, ...], state: str, kind: Kind, *, groups: Groups, fuse: Fuse | None = None) -> Blank:
     """Fork a builder, which forks a keeper. Returns at once; `Blank.ready` waits."""
     born, ends = unborn()
     born.builder_pid = os.fork()
     if born.builder_pid == 0:
         try:
             leave_the_launcher([end.fileno() for end in ends])
-            run(ends[0], ends[1], standing, state, whole_machine, filter_program, fuse)
+            run(ends[0], ends[1], standing, state, kind, filters(nested=kind.nested), groups, fuse)
         finally:
             os._exit(1)
     for end in ends:
@@ -137,14 +169,19 @@ def run(
     orders: socket.socket,
     standing: tuple[Operation, ...],
     state: str,
-    whole_machine: bool,
-    filter_program: bytes,
+    kind: Kind,
+    programs: Filters,
+    groups: Groups,
     fuse: Fuse | None,
 ) -> NoReturn:
     """What a builder does, in a process of its own."""
     step = "namespaces"
     try:
-        kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+        whole_machine = kind.whole_machine
+        group, gauges = join_group(groups)
+        kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWCGROUP
+        if kind.offline:
+            kinds |= sys_.CLONE_NEWNET
         uid, gid = os.getuid(), os.getgid()
         if whole_machine:
             sys_.unshare(kinds)
@@ -155,6 +192,11 @@ def run(
             sys_.unshare(kinds | sys_.CLONE_NEWUSER)
             userns.map_myself(uid, gid)
         sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
+        if kind.offline:
+            step = "network"
+            network.raise_loopback()
+        if not whole_machine:
+            _share_counters()
         bench = Bench(-1, -1, "")
         daemons: list[Any] = []
         if not whole_machine:
@@ -177,7 +219,7 @@ def run(
         if keeper == 0:
             ours.close()
             orders.close()
-            _keeper(keeper_end, theirs, whole_machine, filter_program)
+            _keeper(keeper_end, theirs, whole_machine, programs, gauges)
         theirs.close()
         keeper_end.close()
         if whole_machine:
@@ -198,18 +240,23 @@ def run(
         mounts.prepare(standing, bench)
         staged = bench.root
         namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        wire.send(orders, ("ready", keeper), [namespace])
+        wire.send(orders, ("ready", keeper, {**sealed[1], **group}), [namespace])
         os.close(namespace)
         step = "waiting"
         try:
-            (pickled, directory, memory), _ = wire.receive(orders)
+            (pickled, directory, memory), image = wire.receive(orders)
         except EOFError:
             os._exit(0)  # the launcher has no use for this blank
         step = "mounts"
-        layers = _layers_in_memory(memory, directory, bench, whole_machine) if memory else -1
-        bench.own = f"/proc/self/fd/{layers}" if memory else directory
+        # A mount of its own, read-only: whoever holds it cannot go up from there.
+        seen = sys_.open_tree(sys_.AT_FDCWD, directory, sys_.OPEN_TREE_CLONE)
+        mounts.set_attributes(seen, sys_.MOUNT_ATTR_RDONLY, 0, bench)
+        bench.own, apart = directory, []
+        if memory or image:
+            apart = [_layers_apart(image[0] if image else _memory(memory), directory, bench, whole_machine)]
+            bench.own = f"/proc/self/fd/{apart[0]}"
         mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
-        wire.send(orders, ("built", bench.weaker), [layers] if memory else [])
+        wire.send(orders, ("built", bench.weaker), [seen, *apart])
         if daemons:
             fuse_programs.outlive(keeper, daemons)
     except BaseException as error:
@@ -222,7 +269,44 @@ def run(
     os._exit(0)
 
 
-def _keeper(control: socket.socket, builder_end: socket.socket, whole_machine: bool, filter_program: bytes) -> NoReturn:
+def join_group(groups: Groups) -> tuple[dict[str, Any], Gauges | None]:
+    """Make a group, with the built-in limits, and go there: what we fork is born in it. Without one, why there is none."""
+    host = groups.host
+    if not host.version:
+        return {"group": None, "ungrouped": host.missing}, None
+    try:
+        group = cgroups.make(host, groups.name)
+        known = {name: _number(getattr(DEFAULTS, name)) for name in ("memory", "pids") if name in host.bases}
+        cgroups.limit(group, **known)
+        cgroups.enter(group)
+        gauges = Gauges(group)
+    except OSError as error:
+        return {"group": None, "ungrouped": dict.fromkeys(cgroups.CONTROLLERS, f"no group could be made: {error}")}, None
+    return {"group": [group.version, group.directories], "ungrouped": host.missing}, gauges
+
+
+def _number(value: str | int | None) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _share_counters() -> None:
+    """Watches are counted for a user, in all of their namespaces together: one sandbox must not take them all."""
+    for name in ("max_inotify_instances", "max_inotify_watches"):
+        try:
+            with open(f"/proc/sys/user/{name}", "r+", encoding="ascii") as setting:
+                most = int(setting.read())
+                with open(f"/proc/sys/fs/inotify/{name.replace('inotify_', 'user_')}", encoding="ascii") as users:
+                    most = min(most, int(users.read()))
+                setting.seek(0)
+                setting.write(str(max(1, most // _INOTIFY_SHARE)))
+        except (OSError, ValueError):
+            continue  # a kernel without that counter has nothing to share
+
+
+def _keeper(
+    control: socket.socket, builder_end: socket.socket, whole_machine: bool, programs: Filters, gauges: Gauges | None
+) -> NoReturn:
     """Take what is still needed, then give everything up; from the filter on, only serve."""
     step = "proc"
     try:
@@ -243,14 +327,11 @@ def _keeper(control: socket.socket, builder_end: socket.socket, whole_machine: b
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         step = "capabilities"
-        keeper = Keeper(control, alone=True)
+        keeper = Keeper(control, alone=True, gauges=gauges)
         capabilities.give_up_all_but(capabilities.KEPT if os.getuid() == 0 else ())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
-        step = "filter"
-        _quiet_signals()
-        seccomp.install(filter_program)
-        seal_imports()
-        wire.send(builder_end, ("sealed",), [proc_mount])
+        facts = _seal(keeper, programs)
+        wire.send(builder_end, ("sealed", facts), [proc_mount])
         os.close(proc_mount)
         builder_end.close()
     except BaseException as error:
@@ -260,8 +341,21 @@ def _keeper(control: socket.socket, builder_end: socket.socket, whole_machine: b
     keeper.serve()
 
 
-def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int, int, socket.socket]:
-    """A keeper without namespaces, held by Landlock and the filter alone: its pid, that of its guardian, and its control socket.
+def _seal(keeper: Keeper, programs: Filters) -> dict[str, Any]:
+    """For good: the filter, and no talking to what is outside. What became of it is told."""
+    _quiet_signals()
+    sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
+    scoped = landlock.scope()
+    listener = seccomp.install_best(*programs)
+    if listener >= 0:
+        keeper.hear_of_refusals(listener)
+    seal_imports()
+    return {"scoped": scoped, "told": listener >= 0}
+
+
+def landlocked(rules: list[tuple[str, int]], groups: Groups, *, nested: bool) -> tuple[int, int, socket.socket, dict[str, Any]]:
+    """A keeper without namespaces, held by Landlock and the filter alone: its pid, that of its guardian, its control socket, and
+    how it was sealed.
 
     The guardian stays outside of Landlock, where a command cannot reach it, and ends what is left when the keeper is gone: no
     kernel does that without a process namespace."""
@@ -274,9 +368,10 @@ def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int
             leave_the_launcher([keeper_end.fileno(), theirs.fileno()])
             os.setsid()
             sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
+            group, gauges = join_group(groups)
             keeper = os.fork()
             if keeper == 0:
-                _landlocked_keeper(keeper_end, theirs, rules, filter_program)
+                _landlocked_keeper(keeper_end, theirs, rules, filters(nested=nested, unix_sockets=False), group, gauges)
             keeper_end.close()
             theirs.close()
             os.waitpid(keeper, 0)
@@ -293,26 +388,29 @@ def landlocked(rules: list[tuple[str, int]], filter_program: bytes) -> tuple[int
     if message[0] != "sealed":
         control.close()
         raise BuildFailed(*message[1:])
-    return message[1], guardian, control
+    return message[1], guardian, control, message[2]
 
 
 def _landlocked_keeper(
-    control: socket.socket, starter: socket.socket, rules: list[tuple[str, int]], filter_program: bytes
+    control: socket.socket,
+    starter: socket.socket,
+    rules: list[tuple[str, int]],
+    programs: Filters,
+    group: dict[str, Any],
+    gauges: Gauges | None,
 ) -> NoReturn:
     step = "landlock"
     try:
         sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
         pid = os.getpid()
-        keeper = Keeper(control, alone=False)
+        keeper = Keeper(control, alone=False, gauges=gauges)
         landlock.restrict(rules)
         if os.getuid() == 0:
             capabilities.give_up_all_but(())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
         step = "filter"
-        _quiet_signals()
-        seccomp.install(filter_program)
-        seal_imports()
-        wire.send(starter, ("sealed", pid))
+        facts = _seal(keeper, programs)
+        wire.send(starter, ("sealed", pid, {**facts, **group}))
         starter.close()
     except BaseException as error:
         wire.send(starter, ("failed", step, getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)))
@@ -326,34 +424,45 @@ def _quiet_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _layers_in_memory(size: int, directory: str, bench: Bench, whole_machine: bool) -> int:
-    """Upper and work on a tmpfs with a cap, where the state directory cannot hold them; shaped like the directory on disk."""
+def _memory(size: int) -> int:
     context = sys_.fsopen("tmpfs")
     sys_.fsconfig_string(context, "size", str(size))
     sys_.fsconfig_string(context, "mode", "700")
     sys_.fsconfig_create(context)
     fd = sys_.fsmount(context, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV)
     os.close(context)
+    return fd
+
+
+def _layers_apart(fd: int, directory: str, bench: Bench, whole_machine: bool) -> int:
+    """Upper and work on a file system of their own (in memory, or in an image), shaped like the directory on disk, as far as they
+    are not there already."""
     place = bench.scratch_directory()
     sys_.move_mount(fd, "", sys_.AT_FDCWD, place)
+    os.close(fd)
     attribute = "trusted.overlay" if whole_machine else "user.overlay"
     saving.restore_layers(os.path.join(directory, "upper"), os.path.join(place, "upper"), attribute)
-    for name in ("work", "tmp", "vartmp"):
+    with os.scandir(os.path.join(place, "work")) if os.path.isdir(os.path.join(place, "work")) else nullcontext(()) as earlier:
+        for entry in earlier:
+            trash.remove_tree(os.path.join(entry.path, "work"))  # overlay's warning that nothing was synced
+    for name in ("work", "tmp", "vartmp", "home", "var"):
         source = os.path.join(directory, name)
         if os.path.isdir(source):
             _mirror(source, os.path.join(place, name))
-    os.close(fd)
     return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _mirror(source: str, target: str) -> None:
-    """The same directories, with owners and modes."""
-    os.mkdir(target)
+    """The same directories, with owners and modes, where they are missing."""
+    new = not os.path.isdir(target)
+    if new:
+        os.mkdir(target)
     with os.scandir(source) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 _mirror(entry.path, os.path.join(target, entry.name))
-    copying.copy_attributes(source, target, os.stat(source))
+    if new:
+        copying.copy_attributes(source, target, os.stat(source))
 
 
 def _receive(sock: socket.socket) -> tuple[Any, list[int]]:

@@ -16,9 +16,11 @@ from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, StateError, Unavailable
 from elsewhere.linux import capabilities, seccomp, userns
 from elsewhere.sandbox import identity, rungs, seeds
+from elsewhere.sandbox.confinement import Confinement
+from elsewhere.sandbox.enforcement import Hold
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.keeping import wire
-from elsewhere.sandbox.launching import mechanisms
+from elsewhere.sandbox.launching import limiting, mechanisms
 from elsewhere.sandbox.launching.builder import BuildFailed
 from elsewhere.sandbox.launching.mechanisms import Raised
 from elsewhere.sandbox.launching.stock import Stock
@@ -37,7 +39,8 @@ __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 @dataclass(frozen=True, slots=True)
 class Order:
     """What a caller asks for. `lives`: it outlives whoever asked; otherwise `abandoned` says what becomes of it if the caller
-    dies: `discard`, or `keep` if it wrote anything. `base` is as it stands in the record."""
+    dies: `discard`, or `keep` if it wrote anything. `base`, `limits` and `confinement` are as they stand in the record; `binding`
+    names the limits without which there is to be no sandbox."""
 
     project: str
     git: str | None
@@ -48,7 +51,10 @@ class Order:
     request: str | None = None
     name: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
-    lifetime: float | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    binding: list[str] = field(default_factory=list)
+    confinement: dict[str, Any] = field(default_factory=dict)
+    reserve: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
     shift: int | None = None
     lives: bool = False
@@ -109,9 +115,19 @@ class Climber:
 def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
     who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
     _check_name(state, order.name, who.sandbox_id)
-    subject = _subject(order.project, order.git, order.base, climber.host(order.home, state.path))
+    subject = replace(
+        _subject(order.project, order.git, order.base, climber.host(order.home, state.path), order.confinement),
+        disk=_disk(order.limits, order.binding),
+    )
     raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))
+    try:
+        holds = limiting.apply(raised, order.limits, order.binding)
+    except BaseException:
+        raised.discard()
+        trash.discard(raised.directory, state.room("trash"))
+        raise
     now = wall()
+    lifetime = order.limits.get("ttl") if order.lives else None
     made = Record(
         id=who.sandbox_id,
         state="running",
@@ -120,14 +136,19 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         created_at=now,
         mechanism=raised.mechanism.name,
         identity=asdict(who),
-        enforced=_enforced(raised, reasons, live=not subject.base.layers),
+        enforced=_enforced(raised, reasons, subject, holds),
         layers=_layers(raised),
         plan=[list(step) for step in raised.view.description],
         home=order.home,
         git=order.git,
         name=order.name,
         labels=order.labels,
-        expires_at=None if order.lifetime is None else now + order.lifetime,
+        expires_at=None if lifetime is None else now + lifetime,
+        limits=order.limits,
+        binding=order.binding,
+        confinement=order.confinement,
+        group=raised.sealed.get("group"),
+        disk=raised.disk,
         asked=order.asked,
         version=__version__,
     )
@@ -138,7 +159,7 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         record.save_new(made, raised.directory)
         _move_in(raised.directory, state.sandbox(made.id))
         raised.directory = state.sandbox(made.id)
-        wire.send(raised.control, ("open",))
+        limiting.open_up(made, raised, order.reserve)
         if order.lives:
             _let_live(made, raised)
     except (OSError, ElsewhereError):
@@ -154,7 +175,7 @@ def _check_name(state: State, name: str | None, sandbox_id: str) -> None:
         raise InUse("name_in_use", f"there is a sandbox named {name!r} already", hint="choose another name")
 
 
-def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made:
+def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: Stock) -> Made:
     """A sandbox that is only directories runs again. Whoever asks holds the lock on its directory."""
     found = record.load(state, sandbox_id)
     if found.state == "running":
@@ -162,7 +183,11 @@ def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made
     mechanism = rungs.named(found.mechanism)
     known = tuple((layer["at"], layer["number"]) for layer in found.layers)
     host = climber.host(found.home, state.path)
-    subject = replace(_subject(found.project, found.git, found.base, host), numbers=known)
+    subject = replace(
+        _subject(found.project, found.git, found.base, host, found.confinement),
+        numbers=known,
+        disk=_disk(found.limits, found.binding) if found.disk else 0,
+    )
     try:
         raised = stock.raise_again(mechanism, subject, state.sandbox(sandbox_id))
     except BuildFailed as failure:
@@ -171,16 +196,27 @@ def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made
             f"the sandbox {sandbox_id!r} was made by {mechanism.name}, which does not work here now: {failure}",
             hint="elsewhere doctor says what is missing",
         ) from failure
+    try:
+        holds = limiting.apply(raised, found.limits, found.binding)
+    except BaseException:
+        raised.discard()
+        raise
     drawn = {layer["at"]: layer for layer in _layers(raised)}
     found.layers = [drawn.pop(layer["at"], layer) for layer in found.layers] + list(drawn.values())
     found.plan = [list(step) for step in raised.view.description]
-    found.enforced = {**found.enforced, "hidden": list(raised.view.hidden), "read_only_instead": raised.weaker}
+    found.enforced = {
+        **found.enforced,
+        "hidden": list(raised.view.hidden),
+        "read_only_instead": raised.weaker,
+        "limits": {name: one.words for name, one in holds.items()},
+    }
+    found.group = raised.sealed.get("group")
     found.state, found.lost, found.ended_at, found.version = "running", False, None, __version__
     found.keeper = list(Caller.of(raised.keeper_pid))
     try:
         record.save(found, state.sandbox(sandbox_id))
         # Not before: whoever gets in has a request, and a request in a sandbox that does not run reads as lost.
-        wire.send(raised.control, ("open",))
+        limiting.open_up(found, raised, reserve)
         _let_live(found, raised)
     except OSError:
         raised.discard()
@@ -188,10 +224,15 @@ def start(state: State, sandbox_id: str, climber: Climber, stock: Stock) -> Made
     return Made(found, raised)
 
 
-def _subject(project: str, git: str | None, base: dict[str, Any], host: Host) -> Subject:
+def _subject(project: str, git: str | None, base: dict[str, Any], host: Host, confinement: dict[str, Any]) -> Subject:
     seeds = tuple((path, source) for path, source in base.get("seeds", ()))
     about = Base(tuple(base.get("layers", ())), tuple(base.get("live", ())), seeds)
-    return Subject(host, Project(project, git, head=None), about)
+    return Subject(host, Project(project, git, head=None), about, Confinement.unpacked(confinement))
+
+
+def _disk(limits: dict[str, float], binding: list[str]) -> int:
+    """Only what was asked for is worth a file system of its own."""
+    return int(limits["disk"]) if "disk" in binding else 0
 
 
 def _fit(rung: Mechanism, shift: int | None) -> Mechanism:
@@ -204,7 +245,7 @@ def _fit(rung: Mechanism, shift: int | None) -> Mechanism:
 def _let_live(made: Record, raised: Raised) -> None:
     """From here on the keeper outlives us, and whoever asked for it."""
     lifetime = None if made.expires_at is None else max(0.0, made.expires_at - wall())
-    wire.send(raised.control, ("stay", lifetime), [raised.memory_fd] if raised.memory_fd >= 0 else [])
+    wire.send(raised.control, ("stay", lifetime), [raised.layers_fd] if raised.layers_fd >= 0 else [])
 
 
 def _move_in(directory: str, target: str) -> None:
@@ -227,7 +268,7 @@ def _layers(raised: Raised) -> list[dict[str, Any]]:
     ]
 
 
-def _enforced(raised: Raised, reasons: list[tuple[str, str]], *, live: bool) -> dict[str, object]:
+def _enforced(raised: Raised, reasons: list[tuple[str, str]], subject: Subject, holds: dict[str, Hold]) -> dict[str, object]:
     """Which mechanism enforces what, and what is not enforced at all."""
     rung = raised.mechanism
     if rung.copy:
@@ -236,26 +277,40 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]], *, live: bool) -> 
         files = "the whole machine, copy on write"
     else:
         files = "home and project, copy on write; everything else read-only"
+    confined = subject.confinement
+    layers = {"": "on disk", "image": "in an image on disk", "tmpfs": "in memory"}[raised.disk]
     return {
         "mechanism": rung.name,
         "files": files,
-        "layers": f"in memory, at most {rung.memory} bytes" if rung.memory else "on disk",
+        "view": confined.view,
+        "layers": f"in memory, at most {min(rung.memory, subject.disk or rung.memory)} bytes" if rung.memory else layers,
         "processes": "descendants of the keeper" if rung.copy else "own process namespace",
         "user": "own user namespace" if not rung.copy else "the caller's",
-        "network": "host",
+        "network": "own network namespace, loopback only" if confined.network == "none" else "host",
+        "abstract_sockets": _abstract_sockets(raised, confined),
+        "refused_calls": "told" if raised.sealed.get("told") else "silent: this kernel cannot tell which they were",
+        "nested": "programs inside may make user namespaces" if confined.nested else "no namespaces can be made inside",
         "capabilities": list(capabilities.KEPT) if os.geteuid() == 0 and not rung.copy else [],
         "no_new_privileges": True,
         "system_calls": f"{len(seccomp.DENIED)} denied",
         "hidden": list(raised.view.hidden),
         "read_only_instead": raised.weaker,
         "not_copied": raised.not_copied,
-        "limits": ["timeout"],
+        "limits": {name: one.words for name, one in holds.items()},
         "stronger_rungs": [{"mechanism": name, "reason": reason} for name, reason in reasons],
-        "differs": _differs(rung, live=live),
+        "differs": _differs(rung, confined, live=not subject.base.layers),
     }
 
 
-def _differs(rung: Mechanism, *, live: bool) -> list[str]:
+def _abstract_sockets(raised: Raised, confined: Confinement) -> str:
+    if confined.network == "none":
+        return "unreachable: own network namespace"
+    if raised.sealed.get("scoped"):
+        return "unreachable: Landlock"
+    return "reachable: with the host's network only Linux 6.12 and later can close them"
+
+
+def _differs(rung: Mechanism, confined: Confinement, *, live: bool) -> list[str]:
     """How far the copy is from the original, so that nobody trusts a result too far."""
     said = ["services of the host are not part of the sandbox", "the kernel is the host's"]
     if rung.copy:
@@ -265,6 +320,8 @@ def _differs(rung: Mechanism, *, live: bool) -> list[str]:
             "/tmp is the host's and read-only; TMPDIR points to a private one",
         ]
     said.append("/run, /tmp, /dev/shm are fresh")
+    if confined.view == "project":
+        said.append("home is empty and private; of the machine only the system, toolchains and the project are shown")
     if rung.memory:
         said.append("what it wrote lives in memory: only stop saves it; expiry or a crash loses it")
     what = "a file" if live else "a file outside the project"
@@ -294,7 +351,7 @@ def abandon(state: State, sandbox_id: str, wish: str) -> None:
 
 def _wrote_anything(state: State, found: Record) -> bool:
     """Whether a layer holds more than what it started with."""
-    if rungs.named(found.mechanism).copy:
+    if rungs.named(found.mechanism).copy or found.disk == "image":
         return True
     seeded = {os.path.basename(path) for path in seeds.ACCOUNTS}
     for layer in found.layers:

@@ -9,7 +9,7 @@ arguments and descriptors, and a fork of the launcher, which has everything load
 
     connection        first packet
     command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
-    engine            ("create", …) | ("start", id) | ("shift", project) | ("settle", id) | ("remove", id) | ("sweep",) |
+    engine            ("create", …) | ("start", id, reserve) | ("shift", project) | ("settle", id) | ("remove", id) | ("sweep",) |
                       ("stop",), any number; see `engine.py`
 
 A sandbox that does not live on its own belongs to the connection that made it until it is settled or removed; when the connection
@@ -32,10 +32,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
-from elsewhere.linux import syscalls
+from elsewhere.linux import cgroups, syscalls
+from elsewhere.linux.cgroups import Group
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching import creation, forking, sweeper
 from elsewhere.sandbox.launching.fronts import Front, Stand
+from elsewhere.sandbox.launching.mechanisms import groups_host
 from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.launching.stock import Stock
 from elsewhere.sandbox.records import record, truth
@@ -62,6 +64,7 @@ class _Keeper:
     sandbox_id: str
     pid: int
     mount_namespace: int
+    group: Group | None
     waiting: list[socket.socket] = field(default_factory=list)
 
     def release(self) -> int:
@@ -112,6 +115,7 @@ class Launcher:
             happened = self._poll.poll(self._patience())
             if not happened and not busy:
                 creation.recover(self._state)  # what another launcher left may have been held by a keeper that was still going
+                cgroups.sweep(groups_host())
             for fd, _ in happened:
                 if fd == self._listener.fileno():
                     self._accept()
@@ -200,7 +204,7 @@ class Launcher:
         if kind == "create":
             return self._create(connection, message[1])
         if kind == "start":
-            return self._start(message[1]), []
+            return self._start(message[1], message[2]), []
         if kind == "shift":
             return ("shift", self._climber.shift(message[1])), []
         if kind == "sweep":
@@ -222,12 +226,12 @@ class Launcher:
         self._enter(made.record)
         if order.lives:
             return self._let_go(made), []
-        keeper = _Keeper(made.record.id, made.raised.keeper_pid, made.raised.mount_namespace)
+        keeper = _Keeper(made.record.id, made.raised.keeper_pid, made.raised.mount_namespace, made.raised.group)
         self._keepers[made.raised.final_pid] = self._by_sandbox[made.record.id] = keeper
         connection.owned[made.record.id] = order.abandoned
         fds = [made.raised.control.detach()]
-        if made.raised.memory_fd >= 0:
-            fds.append(made.raised.memory_fd)
+        if made.raised.layers_fd >= 0:
+            fds.append(made.raised.layers_fd)
         return ("created", made.record.fields()), fds
 
     def _enter(self, made: record.Record) -> None:
@@ -242,9 +246,9 @@ class Launcher:
                 print(f"{made.id} is not in the registry: {error.message}", file=sys.stderr, flush=True)
         self._unregistered.clear()
 
-    def _start(self, sandbox_id: str) -> object:
+    def _start(self, sandbox_id: str, reserve: int) -> object:
         self._check_mounts()
-        return self._let_go(creation.start(self._state, sandbox_id, self._climber, self._stock))
+        return self._let_go(creation.start(self._state, sandbox_id, reserve, self._climber, self._stock))
 
     def _let_go(self, made: creation.Made) -> object:
         """It lives on its own: nothing of it stays with us, not even its mounts, which are to end with it."""
@@ -301,6 +305,8 @@ class Launcher:
                 self._stock.nobody_waits()
                 for sock in keeper.waiting:
                     self._reply(sock, ("done",), [])
+                if keeper.group is not None:
+                    cgroups.remove(keeper.group, 0.0)
                 # Taking mounts down takes longer than ending processes, and nobody has to wait for it.
                 self._sweep(keeper.release())
 

@@ -5,39 +5,58 @@ A rung that this host refuses says why; a disk that is full or a limit that is r
 
 import contextlib
 import errno
+import functools
 import os
+import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from elsewhere.changes import redirects
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
-from elsewhere.linux import landlock, seccomp
-from elsewhere.linux.mounts import Cover
+from elsewhere.linux import cgroups, landlock
+from elsewhere.linux.cgroups import Group
+from elsewhere.linux.mounts import Cover, Own
 from elsewhere.paths import is_within
-from elsewhere.sandbox import hidden, seeds, view
+from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains, view
+from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line, wire
 from elsewhere.sandbox.launching import builder
-from elsewhere.sandbox.launching.builder import Blank, BuildFailed
+from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Groups, Kind
 from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Base, Layer, Subject, View
-from elsewhere.storage import copying, trash
+from elsewhere.storage import copying, images, trash
 from elsewhere.storage.state import State
 
-__all__ = ["Raised", "Raising", "begin", "draw", "make_directories", "raise_sandbox", "take_after", "unavailable"]
+__all__ = [
+    "Raised",
+    "Raising",
+    "begin",
+    "draw",
+    "groups",
+    "groups_host",
+    "keeps_disk",
+    "make_directories",
+    "raise_sandbox",
+    "take_after",
+    "unavailable",
+]
 
+_PRIVATE = {"tmp": 0o1777, "vartmp": 0o1777, "home": 0o700, "var": 0o755}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(slots=True)
 class Raised:
     """A sandbox that stands: its keeper waits for commands and holds the lock of its directory. When `final_pid` is
-    reaped, nothing of it runs any more."""
+    reaped, nothing of it runs any more. `seen_fd` shows its directory, `layers_fd` its layers where they do not lie there;
+    `sealed` is what became of its keeper, `disk` what keeps its layers from growing."""
 
     mechanism: Mechanism
     directory: str
@@ -48,14 +67,23 @@ class Raised:
     project_path: str
     weaker: dict[str, str]
     mount_namespace: int = -1
-    memory_fd: int = -1
+    seen_fd: int = -1
+    layers_fd: int = -1
+    sealed: dict[str, Any] = field(default_factory=dict)
+    disk: str = ""
     copied: str = ""
     not_copied: list[str] = field(default_factory=list)
+
+    @property
+    def group(self) -> Group | None:
+        """Where its commands run, if there is such a place."""
+        found = self.sealed.get("group")
+        return Group(*found) if found else None
 
     def discard(self) -> None:
         """Nobody wants it: the keeper ends with its control socket."""
         self.control.close()
-        for fd in (self.mount_namespace, self.memory_fd):
+        for fd in (self.mount_namespace, self.seen_fd, self.layers_fd):
             if fd >= 0:
                 os.close(fd)
 
@@ -69,13 +97,14 @@ class Raising:
     blank: Blank
     view: View
     project_path: str
+    disk: str
 
     def discard(self) -> None:
         self.blank.discard()
 
     def finish(self) -> Raised:
         try:
-            weaker, memory_fd = self.blank.built()
+            weaker, seen_fd, layers_fd = self.blank.built()
         except BuildFailed as failure:
             self.blank.discard()
             _raise_if_full(failure.errno, str(failure), failure.step)
@@ -91,11 +120,34 @@ class Raising:
             self.project_path,
             weaker,
             self.blank.mount_namespace,
-            memory_fd,
+            seen_fd,
+            layers_fd,
+            self.blank.sealed,
+            self.disk,
         )
 
 
-BlankSource = Callable[[Mechanism], Blank]
+BlankSource = Callable[[Kind], Blank]
+
+
+def keeps_disk(mechanism: Mechanism, directory: str) -> tuple[str, str]:
+    """What keeps layers from growing beyond a size, on this rung of this host; or, if nothing does, why."""
+    if mechanism.memory:
+        return "tmpfs", ""
+    if not mechanism.whole_machine:
+        return "", "an ordinary user's files have no quota"
+    why = images.available(directory)
+    return ("", why) if why else ("image", "")
+
+
+@functools.cache
+def groups_host() -> cgroups.Host:
+    return cgroups.look()
+
+
+def groups() -> Groups:
+    """Where the next group is made, and how it is called."""
+    return Groups(groups_host(), f"{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def raise_sandbox(mechanism: Mechanism, subject: Subject, state: State, directory: str, take: BlankSource) -> Raised:
@@ -128,13 +180,18 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
     try:
         make_directories(drawn, subject.base, directory, mechanism)
         drawn = _covering_what_moved(drawn, directory, mechanism)
-        blank = _fuse_blank(drawn, state, directory) if mechanism.fuse else take(mechanism)
+        confined = subject.confinement
+        kind = Kind(mechanism.whole_machine, offline=confined.network == "none", nested=confined.nested)
+        blank = _fuse_blank(drawn, state, directory, kind) if mechanism.fuse else take(kind)
     except OSError as error:
         raise _as_build_failure(error) from error
+    disk = keeps_disk(mechanism, directory)[0] if subject.disk else ""
+    memory = min(mechanism.memory, subject.disk or mechanism.memory)
     try:
         blank.ready()
         _settle_in(directory, blank.control)
-        blank.order(drawn.plan, directory, memory=mechanism.memory)
+        with _image(directory, subject.disk if disk == "image" else 0) as image:
+            blank.order(drawn.plan, directory, memory=memory, image=image)
     except BuildFailed as failure:
         blank.discard()
         _raise_if_full(failure.errno, str(failure), failure.step)
@@ -145,7 +202,23 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
     except BaseException:
         blank.discard()
         raise
-    return Raising(mechanism, directory, blank, drawn, subject.project.path)
+    return Raising(mechanism, directory, blank, drawn, subject.project.path, disk)
+
+
+@contextlib.contextmanager
+def _image(directory: str, size: int) -> Iterator[int]:
+    """The file system that a sandbox's layers lie in, if it is to have one of its own; made when it is first needed."""
+    if not size:
+        yield -1
+        return
+    path = os.path.join(directory, IMAGE)
+    if not os.path.exists(path):
+        images.create(path, size, owner=0)
+    fd = images.mounted(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _settle_in(directory: str, control: socket.socket) -> None:
@@ -174,14 +247,14 @@ def _raise_if_full(number: int | None, text: str, step: str) -> None:
         )
 
 
-def _fuse_blank(drawn: View, state: State, directory: str) -> Blank:
+def _fuse_blank(drawn: View, state: State, directory: str, kind: Kind) -> Blank:
     program = shutil.which("fuse-overlayfs")
     if program is None:
         raise BuildFailed("fuse-overlayfs", errno.ENOENT, "the program fuse-overlayfs is not installed")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise BuildFailed("fuse-overlayfs", errno.EACCES, "/dev/fuse cannot be opened")
     fuse = Fuse(program, directory, drawn.layers)
-    return builder.blank(drawn.plan.standing, state.path, whole_machine=False, filter_program=seccomp.program(), fuse=fuse)
+    return builder.blank(drawn.plan.standing, state.path, kind, groups=groups(), fuse=fuse)
 
 
 def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechanism) -> None:
@@ -210,10 +283,11 @@ def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechani
             os.chown(work, shift, shift)
     if base.seeds and fresh:
         seeds.sow_files(base.seeds, fresh, shift)
-    for private in ("tmp", "vartmp"):
+    own = {operation.name for operation in drawn.plan.places if isinstance(operation, Own)}
+    for private in {"tmp", "vartmp", *own}:
         place = os.path.join(directory, private)
         if _made(place):
-            os.chmod(place, 0o1777)
+            os.chmod(place, _PRIVATE[private])
             if shift:
                 os.chown(place, shift, shift)
 
@@ -264,13 +338,24 @@ def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
     host, project = subject.host, subject.project
     if subject.base.layers:
         raise BuildFailed("base", 0, "a base needs overlay; here the project is copied as it is")
+    if subject.confinement.network == "none":
+        raise BuildFailed("network", 0, "without namespaces the network cannot be taken away")
     try:
         version = landlock.abi()
     except OSError as error:
         raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
     if version < landlock.FIRST_WITH_TRUNCATE:
         raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
-    places_hidden = hidden.hidden_places(host.home, (project.path,), host.state, seeds.ACCOUNTS)
+    confinement = subject.confinement
+    shares = additions.shares(confinement)
+    places_hidden = hidden.hidden_places(
+        host.home,
+        (project.path,),
+        host.state,
+        seeds.ACCOUNTS,
+        hide=confinement.hide,
+        shares=tuple(share.path for share in shares),
+    )
     target = os.path.join(directory, "copy")
     if os.path.isdir(target):
         copied = copying.Copied()
@@ -279,24 +364,44 @@ def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
         copied = copying.copy_tree(project.path, target + ".new", leave_out=frozenset({host.state, *places_hidden}))
         os.rename(target + ".new", target)
     places = [target, os.path.join(directory, "tmp")]
-    _made(places[1])
-    rules = [(path, landlock.READ) for path in _readable_but(places_hidden)]
-    rules += [(path, landlock.WRITE) for path in places]
+    if confinement.view == "project":
+        places.append(os.path.join(directory, "home"))
+    for place in places[1:]:
+        _made(place)
+    shown = ["/"]
+    if confinement.view == "project":
+        shown = outline.readable(project, toolchains.places(confinement, host.home, host.state, project))
+    rules = [(path, landlock.READ) for path in _readable_but(places_hidden, shown)]
+    for share in shares:
+        right = landlock.WRITE if share.writable else landlock.READ
+        rules += [(path, right) for path in _readable_but(places_hidden, [share.path])]
+    rules += [(path, landlock.WRITE) for path in (*places, *additions.nodes(confinement))]
     rules += [
         (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
     ]
-    keeper, guardian, control = builder.landlocked(rules, seccomp.program(unix_sockets=False))
+    keeper, guardian, control, sealed = builder.landlocked(rules, groups(), nested=subject.confinement.nested)
     _settle_in(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
-        mechanism, directory, control, keeper, guardian, nothing, target, {}, copied=copied.strategy, not_copied=copied.left_out
+        mechanism,
+        directory,
+        control,
+        keeper,
+        guardian,
+        nothing,
+        target,
+        {},
+        seen_fd=os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+        sealed=sealed,
+        copied=copied.strategy,
+        not_copied=copied.left_out,
     )
 
 
-def _readable_but(closed: list[str]) -> list[str]:
-    """Landlock can only allow: everything beside the hidden places, one directory at a time on the way down to them."""
+def _readable_but(closed: list[str], shown: list[str]) -> list[str]:
+    """Landlock can only allow: what is shown beside the hidden places, one directory at a time on the way down to them."""
     allowed: list[str] = []
-    waiting = ["/"]
+    waiting = list(shown)
     while waiting:
         place = waiting.pop()
         if place in closed:

@@ -5,7 +5,7 @@ page faults in the middle of the next request, a keeper with memory for as long 
 forks that is an interpreter of its own with next to nothing loaded: above all nothing that registers itself for forks (`random`,
 `threading`), which alone would cost each keeper half a megabyte.
 
-    ("blank", whole_machine) with the keeper's and the builder's ends
+    ("blank", kind, name of its group) with the keeper's and the builder's ends
 
 A keeper whose builder has ended becomes the launcher's child, which reaps it: the launcher is the nearest subreaper above.
 """
@@ -20,13 +20,13 @@ import sys
 from typing import NoReturn
 
 import elsewhere
-from elsewhere.linux import seccomp, syscalls
+from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.mounts import Operation
 from elsewhere.sandbox import view
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.keeper import Keeper
 from elsewhere.sandbox.launching import builder
-from elsewhere.sandbox.launching.builder import Blank
+from elsewhere.sandbox.launching.builder import Blank, Filters, Groups, Kind
 from elsewhere.sandbox.launching.forking import close_all_but, original_descriptor_limit
 
 __all__ = ["Nursery", "serve"]
@@ -62,9 +62,10 @@ class Nursery:
             os.posix_spawn(sys.executable, argv, dict(os.environ), file_actions=actions, setsigdef=[signal.SIGCHLD])
         return ours
 
-    def blank(self, *, whole_machine: bool) -> Blank:
+    def blank(self, kind: Kind, group: str) -> Blank:
         blank, ends = builder.unborn()
-        order, fds = ("blank", whole_machine), [end.fileno() for end in ends]
+        order = ("blank", (kind.whole_machine, kind.offline, kind.nested), group)
+        fds = [end.fileno() for end in ends]
         try:
             try:
                 wire.send(self._orders, order, fds)
@@ -85,8 +86,9 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
     """Until the launcher is gone. `soft` and `hard` are the limits of descriptors that commands are to have."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
     orders = socket.socket(fileno=_ORDERS)
-    filter_program = seccomp.program()
+    programs: dict[bool, Filters] = {False: builder.filters()}
     standing: dict[bool, tuple[object, tuple[Operation, ...]]] = {}
+    host = cgroups.look()
     _warm_up()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -95,17 +97,20 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
     gc.freeze()  # what is there now stays, and is not touched in every child
     try:
         while True:
-            (_, whole_machine), fds = wire.receive(orders)
+            (_, about, group), fds = wire.receive(orders)
+            kind = Kind(*about)
             stamp = view.standing_stamp()
-            if standing.get(whole_machine, (None,))[0] != stamp:
-                standing[whole_machine] = (stamp, view.standing(whole_machine=whole_machine))
+            if standing.get(kind.whole_machine, (None,))[0] != stamp:
+                standing[kind.whole_machine] = (stamp, view.standing(whole_machine=kind.whole_machine))
+            if kind.nested not in programs:
+                programs[kind.nested] = builder.filters(nested=kind.nested)
             if os.fork() == 0:
                 try:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     close_all_but(fds)
                     ends = [socket.socket(fileno=fd) for fd in fds]
-                    operations = standing[whole_machine][1]
-                    builder.run(ends[0], ends[1], operations, state_path, whole_machine, filter_program, None)
+                    operations, filters = standing[kind.whole_machine][1], programs[kind.nested]
+                    builder.run(ends[0], ends[1], operations, state_path, kind, filters, Groups(host, group), None)
                 finally:
                     os._exit(1)
             for fd in fds:

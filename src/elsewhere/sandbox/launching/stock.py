@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from elsewhere.sandbox import view
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching import mechanisms
-from elsewhere.sandbox.launching.builder import Blank, BuildFailed
+from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Kind
 from elsewhere.sandbox.launching.mechanisms import Raised, Raising
 from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.rungs import Mechanism
@@ -47,7 +47,7 @@ class Stock:
         self._names = itertools.count()
         self._blanks: list[Blank] = []
         self._raised: list[tuple[_Wish, Raising | Raised]] = []
-        self._whole_machine: bool | None = None
+        self._kind: Kind | None = None
         self._standing: object = None
         self._wish: _Wish | None = None
         self._drawn: tuple[_Wish, View] | None = None
@@ -55,7 +55,7 @@ class Stock:
 
     def raise_sandbox(self, mechanism: Mechanism, subject: Subject) -> Raised:
         """A sandbox in a directory of its own in spare/: from stock if one fits, else made now."""
-        if not mechanism.pooled or mechanism.memory:
+        if not mechanism.pooled or mechanism.memory or subject.disk:
             return self._make(mechanism, subject)
         wish = _Wish(mechanism, subject, view.fingerprint(subject, whole_machine=mechanism.whole_machine))
         self._wish = wish
@@ -109,22 +109,22 @@ class Stock:
         os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
         return directory
 
-    def _take(self, mechanism: Mechanism) -> Blank:
+    def _take(self, kind: Kind) -> Blank:
         standing = view.standing_stamp()
-        if mechanism.whole_machine != self._whole_machine or standing != self._standing:
+        if kind != self._kind or standing != self._standing:
             self._drop_blanks()
-            self._whole_machine, self._standing = mechanism.whole_machine, standing
-        blank = self._blanks.pop(0) if self._blanks else self._make_blank(mechanism.whole_machine)
+            self._kind, self._standing = kind, standing
+        blank = self._blanks.pop(0) if self._blanks else self._make_blank(kind)
         try:
             blank.ready()
         except BuildFailed:
             blank.discard()
-            self._whole_machine = None
+            self._kind = None
             raise
         return blank
 
-    def _make_blank(self, whole_machine: bool) -> Blank:
-        return self._nursery.blank(whole_machine=whole_machine)
+    def _make_blank(self, kind: Kind) -> Blank:
+        return self._nursery.blank(kind, f"{os.getpid()}-{next(self._names)}")
 
     # -- ahead of time ----------------------------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Stock:
             if self._wants_raised() and self._blanks and self._blanks[0].is_ready():
                 self._raise_ahead()
             elif self._wants_blank():
-                assert self._whole_machine is not None
-                self._blanks.append(self._make_blank(self._whole_machine))
+                assert self._kind is not None
+                self._blanks.append(self._make_blank(self._kind))
             else:
                 self._not_before = time.monotonic() + 0.002  # what is needed for it is about to be ready
         except OSError:
@@ -189,7 +189,7 @@ class Stock:
         return self._drawn[1]
 
     def _wants_blank(self) -> bool:
-        return self._whole_machine is not None and len(self._blanks) < _BLANKS
+        return self._kind is not None and len(self._blanks) < _BLANKS
 
     def _wants_raised(self) -> bool:
         return self._wish is not None and len(self._raised) < _RAISED

@@ -7,12 +7,12 @@ import contextlib
 import os
 import signal
 
-from elsewhere.linux import seccomp, syscalls
+from elsewhere.linux import cgroups, syscalls
 from elsewhere.sandbox import view
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching import builder, mechanisms
-from elsewhere.sandbox.launching.builder import Blank
+from elsewhere.sandbox.launching.builder import Blank, Kind
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Host, Subject
@@ -28,10 +28,11 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
     directory = os.path.join(state.room("spare"), f"{os.getpid()}-trial")
     os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
 
-    def take(rung: Mechanism) -> Blank:
-        standing = view.standing(whole_machine=rung.whole_machine)
-        return builder.blank(standing, state.path, whole_machine=rung.whole_machine, filter_program=seccomp.program())
+    def take(kind: Kind) -> Blank:
+        standing = view.standing(whole_machine=kind.whole_machine)
+        return builder.blank(standing, state.path, kind, groups=mechanisms.groups())
 
+    raised = None
     try:
         raised = mechanisms.raise_sandbox(mechanism, Subject(Host.look(home, state.path), project), state, directory, take)
         with raised.control:
@@ -43,6 +44,8 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
         return _words(mechanism)
     finally:
         _reap()
+        if raised is not None and raised.group is not None:
+            cgroups.remove(raised.group)
         trash.remove_tree(directory)
 
 

@@ -7,7 +7,9 @@
                "detached", "timeout", "outputs", "caller"}}             the caller, before anything happens
     began ID PID [AT]                                                   the keeper, when the process exists
     {"cancel": {"id", "at"}}                                            whoever asks for its end; being killed then is `cancelled`
-    end ID CODE SIGNAL REASON USER_S SYSTEM_S MAX_RSS_KIB AT            the keeper
+    denied ID KIND:WHAT:COUNT …                                         the keeper, before the end
+    end ID CODE SIGNAL REASON USER_S SYSTEM_S MAX_RSS_KIB
+        CPU_S MEMORY_PEAK PROCESSES_PEAK WRITTEN AT                     the keeper; `-` is what it does not know
     {"end": {"id", "state", "reason", "exit_code", "signal", "at"}}     the host: refused before it began, or found to be lost
 
 The first end of a request counts, and no end without a start. The keeper lives with the sandbox and is not trusted: a line that
@@ -26,10 +28,21 @@ from typing import Any
 
 from elsewhere.clock import Clock, wall
 from elsewhere.errors import NotFound, StateError
-from elsewhere.sandbox.records.request import KINDS, REASONS, UNFINISHED, Caller, Request, is_request_id, new_request_id, state_of
+from elsewhere.sandbox.records.request import (
+    KINDS,
+    REASONS,
+    UNFINISHED,
+    Caller,
+    Request,
+    is_request_id,
+    new_request_id,
+    parse_denied,
+    state_of,
+)
 
 __all__ = ["Caller", "Journal", "Request", "Requests", "new_request_id"]
 
+_USED = ("cpu_s", "memory_peak_bytes", "processes_peak", "written_bytes")
 _LONGEST = 1 << 20
 _AT_ONCE = 64 << 20  # of one journal in one reading: what fills it may be hostile
 _CHUNK = 1 << 20
@@ -225,12 +238,15 @@ def _apply_words(line: bytes, requests: dict[str, Request]) -> Request | None:
         if not pid or at is None:
             return None
         return known if known.is_over or known.pid else replace(known, state="running", pid=pid, started_at=at)
-    if words[0] == "end" and len(words) == 9 and words[4] in REASONS:
+    if words[0] == "denied":
+        return known if known.is_over or known.denied else replace(known, denied=parse_denied(words[2:]))
+    if words[0] == "end" and len(words) == 13 and words[4] in REASONS:
         code, number = _whole(_parsed(words[2]), 255), _whole(_parsed(words[3]), 64)
-        user, system, rss, at = (_number(_parsed(word)) for word in words[5:])
+        user, system, rss, *more, at = (_number(_parsed(word)) for word in words[5:])
         if code is None or number is None or user is None or system is None or rss is None or at is None:
             return None
         usage = {"user_s": user, "system_s": system, "max_rss_kib": rss}
+        usage |= {name: value for name, value in zip(_USED, more, strict=True) if value is not None}
         return known.ended(words[4], at, exit_code=code, signal=number or None, usage=usage)
     return None
 

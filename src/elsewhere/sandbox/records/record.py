@@ -60,6 +60,11 @@ class Record:
     name: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     expires_at: float | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    binding: list[str] = field(default_factory=list)
+    confinement: dict[str, Any] = field(default_factory=dict)
+    group: list[Any] | None = None
+    disk: str = ""
     kept: bool = False
     asked: dict[str, Any] = field(default_factory=dict)
     keeper: list[Any] | None = None
@@ -68,6 +73,11 @@ class Record:
     ended_at: float | None = None
     lost: bool = False
     version: str = ""
+
+    @property
+    def layers_apart(self) -> bool:
+        """Whether its layers lie in memory or in an image, and not as directories beside the record."""
+        return bool(self.disk) or bool(rungs.named(self.mechanism).memory)
 
     def fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
@@ -121,6 +131,7 @@ def _check(record: Record, sandbox_id: str) -> None:
         (record.project, str),
         (record.layers, list),
         *((value, dict) for value in (record.base, record.enforced, record.identity, record.labels)),
+        *((value, dict) for value in (record.limits, record.confinement)),
     )
     for value, kind in expected:
         if not isinstance(value, kind):

@@ -10,17 +10,53 @@ Not here: where requests are written down (see `journal.py`) and listed (see `re
 import functools
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeGuard
 
-__all__ = ["KINDS", "REASONS", "TERMINAL", "UNFINISHED", "Caller", "Request", "is_request_id", "new_request_id", "state_of"]
+__all__ = [
+    "DENIAL_KINDS",
+    "KINDS",
+    "REASONS",
+    "TERMINAL",
+    "UNFINISHED",
+    "Caller",
+    "Denied",
+    "Request",
+    "is_request_id",
+    "new_request_id",
+    "parse_denied",
+    "state_of",
+]
 
 KINDS = ("run", "exec", "shell")
 UNFINISHED = ("pending", "creating", "running", "completing")
 TERMINAL = ("completed", "failed", "cancelled")
 REASONS = ("exited", "signaled", "timeout", "memory", "disk", "pids", "killed", "cancelled", "expired", "refused", "lost")
 
+DENIAL_KINDS = ("path", "syscall", "limit", "policy", "device")
+
 _HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Something that a command was refused, so many times: `kind` is syscall, device, policy or limit; `what` is its name."""
+
+    kind: str
+    what: str
+    count: int
+
+
+def parse_denied(words: Iterable[str]) -> tuple[Denied, ...]:
+    """KIND:WHAT:COUNT each, as a keeper says it: nonsense is passed over."""
+    found = []
+    for word in words:
+        kind, _, rest = word.partition(":")
+        what, _, count = rest.rpartition(":")
+        if kind in DENIAL_KINDS and what.isascii() and what.replace("_", "a").isalnum() and count.isdecimal() and len(word) < 200:
+            found.append(Denied(kind, what, int(count)))
+    return tuple(found)
 
 
 class Caller(NamedTuple):
@@ -59,6 +95,7 @@ class Request:
     started_at: float | None = None
     ended_at: float | None = None
     usage: dict[str, float] = field(default_factory=dict)
+    denied: tuple[Denied, ...] = ()
     outputs: dict[str, str | None] = field(default_factory=dict)
     detached: bool = False
     timeout: float | None = None

@@ -1,0 +1,236 @@
+"""Admission: whether there is room for one more running sandbox, and waiting in order until there is.
+
+    claims/<time>-<pid>-<word>   one for each sandbox that asked for memory or processors: what it asked for, and which it is.
+                                 Held by a lock while its maker waits or is at it; afterwards it counts for as long as the
+                                 sandbox runs
+    claims/lock                  held while claims are counted
+
+What all of a user's programs share is the machine: its memory less a reserve, its processors, and (`admission.most`) how many
+sandboxes may run. Whoever came first is first; one who gives up or dies loses the place. The disk is different: below its reserve
+nobody waits, because nothing will free it by itself.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from elsewhere import units
+from elsewhere.clock import monotonic
+from elsewhere.errors import Refused, StateError
+from elsewhere.operations.confining import Confined
+from elsewhere.sandbox.records import record
+from elsewhere.storage.state import State
+
+__all__ = ["Claim", "admitted", "disk_reserve", "waiting"]
+
+_LOOK_S = 0.05
+_TELL_S = 10.0
+_DISK_PART, _DISK_MOST = 20, 1 << 30  # one part in so many of the file system, at most so much
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one sandbox takes of the machine. `sandbox` is empty as long as there is none."""
+
+    name: str
+    memory: int = 0
+    cpus: float = 0.0
+    admitted: bool = False
+    sandbox: str = ""
+
+    def content(self) -> bytes:
+        return json.dumps([self.memory, self.cpus, self.admitted, self.sandbox]).encode()
+
+
+class _Ticket:
+    """A claim of ours, locked for as long as we are at it."""
+
+    def __init__(self, room: str, claim: Claim) -> None:
+        self.claim = claim
+        self.path = os.path.join(room, claim.name)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self.write()
+
+    def write(self) -> None:
+        content = self.claim.content()
+        os.pwrite(self._fd, content, 0)
+        os.ftruncate(self._fd, len(content))
+
+    def belongs_to(self, sandbox_id: str) -> None:
+        self.claim.sandbox = sandbox_id
+        self.write()
+
+    def close(self) -> None:
+        if not self.claim.sandbox:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+        os.close(self._fd)
+
+
+@contextlib.contextmanager
+def admitted(state: State, confined: Confined, tell: Tell | None = None) -> Iterator[Callable[[str], None]]:
+    """While there is room for this one; inside, whoever makes it says which sandbox it became."""
+    _check_disk(state, confined)
+    wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(confined))
+    reserve = int(confined.settings["admission.memory_reserve"] or 0)
+    most = confined.settings["admission.most"]
+    if not wanted.memory and not wanted.cpus and most is None and _available() >= reserve:
+        yield lambda _: None
+        return
+    ticket = _Ticket(state.room("claims"), wanted)
+    try:
+        _wait(state, ticket, reserve, most, tell, patient=confined.settings["admission.wait"])
+        yield ticket.belongs_to
+    finally:
+        ticket.close()
+
+
+def _needs(confined: Confined) -> tuple[int, float]:
+    """Only what was asked for is set aside; more than the machine has is all that it has."""
+    asked = confined.settings.limits().given()
+    memory = min(int(asked.get("memory", 0)), _total() - int(confined.settings["admission.memory_reserve"] or 0))
+    return max(0, memory), min(float(asked.get("cpus", 0.0)), float(os.cpu_count() or 1))
+
+
+def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: Tell | None, *, patient: bool) -> None:
+    next_word, said = 0.0, ""
+    while True:
+        with _counting(state):
+            why, ahead = _lacking(state, ticket.claim, reserve, most)
+            if not why:
+                ticket.claim.admitted = True
+                ticket.write()
+                return
+        if not patient:
+            raise Refused(
+                "no_room_now",
+                f"there is no room for another sandbox now: {why}",
+                hint="elsewhere top shows what runs; without --no-wait it waits its turn",
+            )
+        word = f"waiting for room: {why}" + (f"; {units.count(ahead, 'other')} before this one" if ahead else "")
+        if tell is not None and (word != said or monotonic() >= next_word):
+            tell(word)
+            said, next_word = word, monotonic() + _TELL_S
+        time.sleep(_LOOK_S)
+
+
+@contextlib.contextmanager
+def _counting(state: State) -> Iterator[None]:
+    fd = os.open(os.path.join(state.room("claims"), "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple[str, int]:
+    """What there is too little of, in words (empty: it fits), and how many others were here before."""
+    others = [claim for claim in _claims(state) if claim.name != mine.name]
+    ahead = sum(not claim.admitted and claim.name < mine.name for claim in others)
+    taken = [claim for claim in others if claim.admitted]
+    memory, cpus = sum(claim.memory for claim in taken), sum(claim.cpus for claim in taken)
+    room, processors = _total() - reserve, float(os.cpu_count() or 1)
+    if mine.memory and memory + mine.memory > room:
+        return f"{units.format_size(memory)} of {units.format_size(room)} of memory are promised to others", ahead
+    if mine.cpus and cpus + mine.cpus > processors:
+        return f"{cpus:g} of {processors:g} processors are promised to others", ahead
+    if most is not None:
+        running = sum(record.is_alive(state, sandbox_id) for sandbox_id in state.sandbox_ids())
+        running += sum(not claim.sandbox for claim in taken)
+        if running >= most:
+            return f"{units.count(running, 'sandbox', 'sandboxes')} of at most {most} are running", ahead
+    if _available() < reserve:
+        return f"less than {units.format_size(reserve)} of memory are free", ahead
+    return ("others were here before", ahead) if ahead else ("", 0)
+
+
+def _claims(state: State) -> list[Claim]:
+    """Those that still count; what is left of others is cleared away."""
+    room = state.room("claims")
+    found = []
+    for name in sorted(os.listdir(room)):
+        if name == "lock":
+            continue
+        path = os.path.join(room, name)
+        with contextlib.suppress(FileNotFoundError):
+            claim = _read(path, name)
+            if claim is None:
+                os.unlink(path)
+            else:
+                found.append(claim)
+    return found if not found else [one for one in found if not one.sandbox or _runs(state, one)]
+
+
+def _runs(state: State, claim: Claim) -> bool:
+    if record.is_alive(state, claim.sandbox):
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(state.room("claims"), claim.name))
+    return False
+
+
+def _read(path: str, name: str) -> Claim | None:
+    """None: its maker died before there was a sandbox, or nobody of ours wrote it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            held = False
+        except BlockingIOError:
+            held = True
+        try:
+            memory, cpus, was_admitted, sandbox = json.loads(os.read(fd, 4096) or b'[0, 0, false, ""]')
+            claim = Claim(name, int(memory), float(cpus), bool(was_admitted), str(sandbox))
+        except (ValueError, TypeError):
+            return None
+        return claim if held or claim.sandbox else None
+    finally:
+        os.close(fd)
+
+
+def waiting(state: State) -> list[Claim]:
+    """Those that wait for room, first come first."""
+    with _counting(state):
+        return [claim for claim in _claims(state) if not claim.admitted]
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------------------
+
+
+def disk_reserve(state: State, confined: Confined) -> int:
+    asked = confined.settings["admission.disk_reserve"]
+    if asked is not None:
+        return int(asked)
+    room = os.statvfs(state.path)
+    return min(room.f_blocks * room.f_frsize // _DISK_PART, _DISK_MOST)
+
+
+def _check_disk(state: State, confined: Confined) -> None:
+    reserve, room = disk_reserve(state, confined), os.statvfs(state.path)
+    free = room.f_bavail * room.f_frsize
+    if free < reserve:
+        raise StateError(
+            "disk_reserve",
+            f"{units.format_size(free)} are free on the disk of {state.path!r}, less than the reserve of {units.format_size(reserve)}",
+            hint="free some space; elsewhere rm throws sandboxes away; [admission] disk_reserve says how much is kept",
+        )
+
+
+def _total() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available() -> int:
+    with open("/proc/meminfo", "rb") as stream:
+        for line in stream:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return _total()

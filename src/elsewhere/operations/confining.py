@@ -1,0 +1,173 @@
+"""What a sandbox may see, do and use up: settings and options become a confinement and limits, checked against reality."""
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elsewhere.errors import Refused, Unavailable, UsageError
+from elsewhere.limits import DEFAULTS, Limits
+from elsewhere.meeting import home_directory
+from elsewhere.operations import settings
+from elsewhere.operations.settings import Resolved
+from elsewhere.paths import is_within
+from elsewhere.sandbox.confinement import Confinement, Share
+from elsewhere.settings import check_backend
+from elsewhere.storage.state import State
+
+__all__ = ["Confined", "confine"]
+
+_LIVES = Limits(ttl="24h")
+_ONLY_LIVING = ("ttl", "idle")
+_TOOLCHAIN_VARIABLES = (
+    "VIRTUAL_ENV",
+    "NVM_DIR",
+    "JAVA_HOME",
+    "GOPATH",
+    "CARGO_HOME",
+    "RUSTUP_HOME",
+    "PYENV_ROOT",
+    "CONDA_PREFIX",
+)
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt")
+_GPU = (
+    "/dev/nvidia[0-9]*",
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+    "/dev/nvidia-caps/*",
+)
+_ENGINE_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """`binding`: the limits that were asked for, without which there is to be no sandbox."""
+
+    confinement: Confinement
+    limits: dict[str, float]
+    binding: list[str]
+    settings: Resolved
+
+
+def confine(
+    state: State,
+    project: str,
+    given: Mapping[str, object],
+    *,
+    lives: bool,
+    environment: Mapping[str, str] | None = None,
+) -> Confined:
+    """`given` is what the command line or the program said, by the names of the settings."""
+    environment = os.environ if environment is None else environment
+    resolved = settings.resolve(state, project, given, environment)
+    check_backend(resolved["sandbox.backend"])
+    view = resolved["sandbox.view"]
+    devices = [_device(path) for path in resolved["sandbox.device"]]
+    if resolved["sandbox.gpu"]:
+        devices += _gpu_nodes()
+    confinement = Confinement(
+        view=view,
+        network=resolved["sandbox.network"],
+        nested=resolved["sandbox.nested"],
+        hide=tuple(sorted({os.path.normpath(path) for path in resolved["sandbox.hide"]})),
+        shares=tuple(_share(text, state) for text in resolved["sandbox.share"]),
+        devices=tuple(sorted(set(devices))),
+        toolchains=_toolchains(environment) if view == "project" else (),
+    )
+    limits, binding = _limits(resolved, lives=lives)
+    return Confined(confinement, limits, binding, resolved)
+
+
+def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[str]]:
+    """The built-in ones, and the tight ones of untrusted work, are best effort; what somebody asked for by itself binds, unless
+    they said that it need not."""
+    asked = resolved.limits()
+    wanted = asked.over(resolved.tight_limits().over(_LIVES.over(DEFAULTS) if lives else DEFAULTS)).given()
+    binding = [] if resolved["sandbox.best_effort"] else list(asked.given())
+    unwanted = () if lives else _ONLY_LIVING
+    return (
+        {name: value for name, value in wanted.items() if name not in unwanted},
+        [name for name in binding if name not in unwanted],
+    )
+
+
+# -- shares and devices -----------------------------------------------------------------------------------------------------------
+
+
+def _share(text: str, state: State) -> Share:
+    path, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("rw", "ro"):
+        path, mode = text, "ro"
+    place = os.path.realpath(path)
+    if not os.path.lexists(place):
+        raise UsageError(
+            "share_missing", f"--share {text!r}: there is no {place!r}", hint="name a file or directory that is there"
+        )
+    kind = os.stat(place).st_mode
+    if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind):
+        engine = os.path.basename(place) in _ENGINE_SOCKETS
+        raise Refused(
+            "share_refused",
+            f"--share {text!r}: {'the socket of a container engine' if engine else 'a socket or fifo'} leads out of the sandbox",
+            hint="whoever can talk to the engine is root on the host: run the engine's commands outside, on promoted files"
+            if engine
+            else "share files; a service of the host is not part of a sandbox",
+        )
+    if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+        raise Refused("share_refused", f"--share {text!r} is a device", hint=f"--device {place}")
+    home = os.path.realpath(home_directory())
+    if is_within(home, place) or place in ("/", "/home", "/root") or _is_a_home(place):
+        raise Refused(
+            "share_refused",
+            f"--share {text!r}: a whole home directory, or what contains one, is never shared",
+            hint="name the directory in it that is needed",
+        )
+    if is_within(place, state.path) or is_within(state.path, place):
+        raise Refused("share_refused", f"--share {text!r}: elsewhere's own state lies there", hint="name another directory")
+    return Share(place, mode == "rw")
+
+
+def _is_a_home(place: str) -> bool:
+    return os.path.dirname(place) == "/home"
+
+
+def _device(path: str) -> str:
+    place = os.path.realpath(path)
+    try:
+        kind = os.stat(place).st_mode
+    except OSError as error:
+        raise UsageError(
+            "device_missing", f"--device {path!r}: {error.strerror}", hint="ls -l /dev shows what is there"
+        ) from error
+    if not is_within(place, "/dev") or not (stat.S_ISCHR(kind) or stat.S_ISBLK(kind)):
+        raise UsageError("bad_device", f"--device {path!r} is not a device below /dev", hint="name a node such as /dev/kvm")
+    return place
+
+
+def _gpu_nodes() -> list[str]:
+    found = [path for pattern in _GPU for path in glob.glob(pattern)]
+    if not found:
+        raise Unavailable(
+            "no_gpu", "there is no NVIDIA device on this host (/dev/nvidia0)", hint="leave --gpu out, or load the driver"
+        )
+    return found
+
+
+def _toolchains(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Directories that the caller's programs come from, besides the system's."""
+    named: Iterable[str] = [
+        *environment.get("PATH", "").split(":"),
+        *(environment.get(name, "") for name in _TOOLCHAIN_VARIABLES),
+    ]
+    home = os.path.realpath(home_directory())
+    found = set()
+    for path in named:
+        if path.startswith("/") and os.path.isdir(path):
+            place = os.path.realpath(path)
+            usual = any(is_within(place, system) for system in _SYSTEM)
+            if not usual and not is_within(home, place):
+                found.add(place)
+    return tuple(sorted(found))

@@ -1,0 +1,90 @@
+"""Denials: what a sandbox refused, as a record that an agent can act on.
+
+    {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
+
+Told by the kernel: system calls that the filter refuses, devices that cannot be made, limits that were reached. Told by the output:
+a place that is hidden or read-only, named in an error message that we captured; the kernel tells nobody about those. What is told by
+nobody is listed in `docs/security.md`.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from elsewhere import units
+from elsewhere.linux import notifications
+from elsewhere.paths import is_within
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Denied
+
+__all__ = ["from_output", "of_command"]
+
+_LOOKED_AT = 64 << 10  # of what a command said last
+_MOST = 20
+_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only file system", "No such file or directory")
+_GAINS = ("sudo", "doas", "pkexec")
+_NO_GAIN = (
+    "no program gains privileges inside a sandbox (no_new_privs)",
+    "run the command without it: root's sandboxes are root inside; an ordinary user's cannot be",
+)
+_ENDS = "'\"`:;,()[]<>"
+
+
+def of_command(record: Record, denied: Iterable[Denied], argv: Iterable[str] = (), stderr: bytes = b"") -> list[dict[str, Any]]:
+    """All that is known of what one command was refused."""
+    found = [_explained(one, record) for one in denied]
+    return found + from_output(record, list(argv), stderr[-_LOOKED_AT:].decode("utf-8", "replace"))
+
+
+def _explained(one: Denied, record: Record) -> dict[str, Any]:
+    if one.kind == "limit":
+        return _denial("limit", one.what, *_limit(one.what, record), count=one.count)
+    number = notifications.number(one.what)
+    kind, rule, allow = notifications.explain(-1 if number is None else number)
+    return _denial(kind, one.what, rule, allow, count=one.count)
+
+
+def _limit(name: str, record: Record) -> tuple[str, str]:
+    value = record.limits.get(name)
+    shown = "" if value is None else units.format_size(int(value)) if name in ("memory", "disk") else f"{value:g}"
+    more = {"memory": "2G", "disk": "4G", "pids": "1024"}.get(name, "MORE")
+    return f"{name} is limited to {shown}" if shown else f"{name} is limited", f"--{name} {more}, or less work at once"
+
+
+def from_output(record: Record, argv: list[str], said: str) -> list[dict[str, Any]]:
+    """Refusals that only the command's own words show. What it says is its own: it can lie about them, to itself."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    words = [os.path.basename(word) for word in argv[:1]] + (argv[-1].split() if argv[:2] == ["/bin/sh", "-c"] else [])
+    gains = [name for name in _GAINS if name in words or f"{name}:" in said]
+    for name in gains:
+        if "no new privileges" in said or "setuid root" in said or "effective uid is not 0" in said or "must be setuid" in said:
+            found["policy", name] = _denial("policy", name, *_NO_GAIN, told_by="output")
+    for line in said.splitlines():
+        if len(found) >= _MOST:
+            break
+        if any(refusal in line for refusal in _REFUSALS):
+            for word in line.split():
+                path = word.strip(_ENDS)
+                rule = _path_rule(record, path) if path.startswith("/") else None
+                if rule is not None and ("path", path) not in found:
+                    found["path", path] = _denial("path", path, *rule, told_by="output")
+    return list(found.values())
+
+
+def _path_rule(record: Record, path: str) -> tuple[str, str] | None:
+    for place in record.enforced.get("hidden", []):
+        if is_within(path, place):
+            return f"{place} is hidden", f"--share {path}"
+    if record.confinement.get("view") == "project" and os.path.lexists(path) and not is_within(path, record.project):
+        return "the project view shows the system, toolchains and the project only", f"--share {path}, or --view machine"
+    if not _is_writable(record, path) and os.path.lexists(path):
+        return "this place is read-only in an ordinary user's sandbox", f"--share {path}:rw, if reality is meant"
+    return None
+
+
+def _is_writable(record: Record, path: str) -> bool:
+    return any(is_within(path, layer["at"]) for layer in record.layers) or is_within(path, "/tmp")
+
+
+def _denial(kind: str, what: str, rule: str, allow: str, *, count: int = 1, told_by: str = "kernel") -> dict[str, Any]:
+    return {"kind": kind, "what": what, "rule": rule, "how_to_allow": allow, "count": count, "told_by": told_by}
