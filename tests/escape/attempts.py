@@ -16,6 +16,7 @@ nothing keeps them: there each must succeed, or its refusal inside proves nothin
 """
 
 import contextlib
+import ctypes
 import inspect
 import json
 import os
@@ -125,9 +126,16 @@ class Trial:
         return {one.name: one.effect(self.place) for one in attempts if one.effect}
 
 
+def without_landlock(trial: Trial) -> str | None:
+    """What only Landlock keeps an ordinary person's sandbox from (its second version, Linux 5.19), and root's ownership."""
+    create_ruleset, version_flag = 444, 1
+    version = ctypes.CDLL(None).syscall(create_ruleset, None, 0, version_flag)
+    return None if trial.person.is_root or version >= 2 else "this kernel has no Landlock: an ordinary user's fifos are open"
+
+
 def write_script(person: Person, name: str, programs: list[Program], place: Place) -> Path:
     """The programs as one file that everybody can read: what is in front of them, themselves, and the call."""
-    script = person.place / f"{name}.py"
+    script = person.project / f"{name}.py"  # seen in every view
     sources = [without_decorator(inspect.getsource(program)) for program in programs]
     end = f"run_all(sys.argv[1:], json.loads({json.dumps(place)!r}))\n"
     script.write_text("\n\n".join([PRELUDE.read_text(), *sources, end]))

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from conftest import Person
-from escape.attempts import Attempts, Place, Trial, somebody
+from escape.attempts import Attempts, Place, Trial, somebody, without_landlock
 from escape.prelude import AT_FDCWD, LIBC, Path, Refused, call, checked, ctypes, fcntl, found, mmap, os, stat, text_of
 
 ATTEMPTS = Attempts()
 ORIGINAL, SECRET = "of reality\n", "s3cret-of-reality"
 WRITTEN = (
     "by_link", "by_hard_link", "by_new_hard_link", "truncated", "by_cwd", "by_descriptor", "mode", "times", "attribute", "flags",
-    "mapped", "renamed", "removed", "replaced", "by_old_descriptor", "owner",
+    "mapped", "renamed", "removed", "replaced", "by_old_descriptor", "owner", "handed",
 )  # fmt: skip
 
 
@@ -67,7 +67,8 @@ def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
         place = plant(person)
         try:
             case = Trial(person, ATTEMPTS, place)
-            case.run()
+            with open(place["outside"] + "/handed") as stdin:
+                case.run(stdin=stdin)
             yield case
         finally:
             if "other" in place:
@@ -132,6 +133,14 @@ def write_through_a_descriptor_opened_again(place):
     file = os.open(place["outside"] + "/by_old_descriptor", os.O_RDONLY)
     again = os.open(f"/proc/self/fd/{file}", os.O_WRONLY)
     os.write(again, b"by magic link")
+    return "written"
+
+
+@ATTEMPTS.made(effect=written("handed"), open=without_landlock)
+def write_to_the_file_that_is_standard_input(place):
+    """The caller opened it for reading, in reality: its magic link would open it again, for writing."""
+    with open("/proc/self/fd/0", "r+") as stream:
+        stream.write("by magic link")
     return "written"
 
 
@@ -324,6 +333,65 @@ def read_what_elsewhere_knows(place):
 @ATTEMPTS.made(needs=lambda: None if os.geteuid() == 0 else "only root can make another home")
 def read_in_another_home(place):
     return found(text_of(place["other"] + "/notes"), place["secret"])
+
+
+# -- the view of the project only ---
+
+NARROW = Attempts()
+
+
+@pytest.fixture(scope="module", params=["root", "user"])
+def narrow_trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
+    with somebody(request.param, library) as person:
+        place = person.place
+        (place / "outside/other-project").mkdir(parents=True)
+        (place / "outside/other-project/file").write_text(SECRET)
+        (person.home / "notes").write_text(SECRET)
+        (person.project / "link-to-notes").symlink_to(person.home / "notes")
+        for name in ("outside", "home", "project"):
+            person.own(place / name)
+        case = Trial(
+            person, NARROW, {"secret": SECRET, "outside": str(place / "outside"), "home": str(person.home), "place": str(place)}
+        )
+        case.run("--view", "project")
+        yield case
+
+
+@NARROW.made()
+def read_another_project(place):
+    return found(text_of(place["outside"] + "/other-project/file"), place["secret"])
+
+
+@NARROW.made()
+def read_another_project_from_the_own_one(place):
+    return found(text_of("/proc/self/cwd/../outside/other-project/file"), place["secret"])
+
+
+@NARROW.made()
+def read_the_notes_at_home(place):
+    return found(text_of(place["home"] + "/notes"), place["secret"])
+
+
+@NARROW.made()
+def read_the_notes_by_a_link_in_the_project(place):
+    return found(text_of("link-to-notes"), place["secret"])
+
+
+@NARROW.made()
+def see_what_lies_beside_the_project(place):
+    return found(repr(os.listdir(place["place"])), "outside")
+
+
+@NARROW.made(effect=lambda place: os.path.exists(place["home"] + "/left"))
+def leave_something_at_home(place):
+    with open(place["home"] + "/left", "w") as stream:
+        stream.write("x")
+    return "left"
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_it_does_not_get_out_of_the_project(narrow_trial: Trial, name: str, request: pytest.FixtureRequest) -> None:
+    narrow_trial.judge(name, request)
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)

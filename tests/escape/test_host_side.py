@@ -326,6 +326,24 @@ def test_what_is_hidden_stays_hidden_when_reality_replaces_it(scene: Scene) -> N
     assert SECRET not in person.elsewhere("exec", scene.box, "-c", read).stdout
 
 
+def test_a_file_that_was_asked_to_be_hidden_stays_hidden_when_reality_replaces_it(
+    scene: Scene, request: pytest.FixtureRequest
+) -> None:
+    """The same, outside of home and project."""
+    person = scene.person
+    secret = person.place / "taken/secret"
+    secret.write_text(SECRET)
+    person.own(person.place / "taken")
+    box = person.json("create", "--base", "live", "--hide", str(secret))["sandbox"]["id"]
+    assert SECRET not in person.elsewhere("exec", box, "-c", f"cat {secret}; true").stdout
+    (person.place / "taken/new").write_text(SECRET)
+    person.own(person.place / "taken")
+    os.rename(person.place / "taken/new", secret)
+    assert person.shell("cat", secret).stdout == SECRET
+    assert SECRET not in person.elsewhere("exec", box, "-c", f"cat {secret}; true").stdout
+    assert person.elsewhere("rm", "--force", box).returncode == 0
+
+
 # -- settings ---
 
 
@@ -393,30 +411,52 @@ def test_settings_cannot_show_a_place_that_is_hidden(scene: Scene) -> None:
         assert done.returncode in (0, 2, 125), done.stderr
 
 
-def test_settings_are_not_read_from_the_sandboxs_own_copy(scene: Scene) -> None:
+WIDE = """
+[sandbox]
+view = "machine"
+network = "host"
+untrusted = false
+nested = true
+best_effort = true
+share = ["{outside}:rw", "{home}/.ssh"]
+device = ["/dev/kmsg"]
+
+[limits]
+pids = 100000
+
+[env]
+pass = ["HARMLESS"]
+"""
+
+
+def test_a_strangers_settings_widen_nothing(scene: Scene) -> None:
+    """From a cloned repository, or written by the sandbox itself; the same file counts once it is trusted."""
     person = scene.person
-    content = '[env]\npass = ["HARMLESS"]\n'
-    project = settings_project(person, "settings-own")
+    project = settings_project(person, "settings-wide")
+    content = WIDE.format(outside=scene.outside, home=person.home)
+    look = f'echo "<$HARMLESS>"; cat {person.home}/.ssh/id; echo harm > {scene.outside}/precious; ls /dev/kmsg; unshare -Ur true && echo nested'
     person.extra["HARMLESS"] = "passed"
     try:
+        done = person.elsewhere("run", "--discard", "-c", look, cwd=project)
+        assert done.stdout.split() == ["<>"], done.stderr
+        box = person.json("create", "--base", "live", cwd=project)["sandbox"]["id"]
+        write = f"open('elsewhere.toml', 'w').write({content!r})"
+        person.elsewhere("exec", box, "--", person.python, "-I", "-c", write, cwd=project, check=True)
+        assert person.elsewhere("exec", box, "-c", look, cwd=project).stdout.split() == ["<>"]
+        assert person.elsewhere("stop", box).returncode == 0
+        assert person.elsewhere("exec", box, "-c", look, cwd=project).stdout.split() == ["<>"]
+        assert person.elsewhere("rm", "--force", box).returncode == 0
         (project / "elsewhere.toml").write_text(content)
         person.own(project)
-        assert person.elsewhere("run", "-c", "echo $HARMLESS", cwd=project).stdout == "passed\n"
-        (project / "elsewhere.toml").write_text("")
-        box = person.json("create", "--base", "live", cwd=project)["sandbox"]["id"]
-        person.elsewhere(
-            "exec",
-            box,
-            "--",
-            person.python,
-            "-I",
-            "-c",
-            f"open('elsewhere.toml', 'w').write({content!r})",
-            cwd=project,
-            check=True,
-        )
-        assert person.elsewhere("exec", box, "-c", "cat elsewhere.toml; echo $HARMLESS", cwd=project).stdout == content + "\n"
-        person.elsewhere("rm", "--force", box, check=True)
+        done = person.elsewhere("run", "--discard", "-c", look, cwd=project)
+        assert set(done.stdout.split()) <= {"<>"}, done.stderr
+        assert SECRET not in done.stdout
+        assert scene.unharmed()
+        (project / "elsewhere.toml").write_text('[env]\npass = ["HARMLESS"]\n')
+        person.own(project)
+        assert person.elsewhere("run", "--discard", "-c", look, cwd=project).stdout.split() == ["<>"]
+        assert person.elsewhere("trust", cwd=project).returncode == 0
+        assert person.elsewhere("run", "--discard", "-c", look, cwd=project).stdout.split() == ["<passed>"]
     finally:
         del person.extra["HARMLESS"]
 

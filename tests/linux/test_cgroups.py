@@ -439,6 +439,18 @@ def test_version_2_keeps_processes_in_leaves(host: Host, group: Group) -> None:
         result()
 
 
+def test_version_2_leaves_our_own_group_able_to_have_groups_with_processes(host: Host) -> None:
+    """The kernel hands the controllers of threads on even where there are processes, and then refuses all others below."""
+    if host.version != 2:
+        pytest.skip(f"controllers are on cgroup version {host.version} here")
+    (base,) = set(host.bases.values())
+    own = Path("/sys/fs/cgroup" + places().pop().partition("::")[2])
+    for place in (own, Path(base)):
+        kind = place / "cgroup.type"
+        assert not kind.exists() or kind.read_text() == "domain\n"
+    assert not (own / "cgroup.type").exists() or (own / "cgroup.subtree_control").read_text().strip() == ""
+
+
 def test_our_own_processes_make_room_in_a_delegated_scope(host: Host) -> None:
     if not os.environ.get("IN_A_DELEGATED_SCOPE"):
         pytest.skip("not started in a scope of its own; the next test does that")

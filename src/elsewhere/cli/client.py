@@ -25,6 +25,7 @@ def main() -> int:
         sys.stderr.write(f"elsewhere: this needs a Linux kernel, and this is {sys.platform}; on Windows, use it inside WSL2\n")
         return 1
     argv = sys.argv[1:]
+    _open_standard_descriptors()
     try:
         os.getcwd()
     except OSError:
@@ -83,7 +84,7 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
     os.umask(umask)
     data = marshal.dumps(("cli", argv, os.getcwd(), dict(os.environ), umask))
     terminal = _remember_terminal()
-    descriptors = [_open_or_null(number) for number in (0, 1, 2)]
+    descriptors = [0, 1, 2]
     try:
         if len(data) <= 65536:
             _send(sock, [b"i", data], descriptors)
@@ -131,12 +132,13 @@ def _send(sock: "_socket.socket", parts: list[bytes], descriptors: list[int]) ->
     sock.sendmsg(parts, [(1, 1, packed)])  # SOL_SOCKET, SCM_RIGHTS
 
 
-def _open_or_null(number: int) -> int:
-    try:
-        os.fstat(number)
-    except OSError:
-        return os.open("/dev/null", os.O_RDWR)
-    return number
+def _open_standard_descriptors() -> None:
+    """First of all: the number of one that the caller closed would go to our own socket, and with it into the sandbox."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open("/dev/null", os.O_RDWR)  # the lowest free number is this one
 
 
 def _remember_terminal() -> "list[object] | None":

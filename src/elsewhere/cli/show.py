@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from elsewhere import units
@@ -14,8 +15,10 @@ from elsewhere.operations.documents import relative
 from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Listing, Removal
+from elsewhere.operations.usage import Top
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.access.transfer import Transferred
+from elsewhere.sandbox.denials import of_command
 from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.keeping.line import Process
 from elsewhere.sandbox.records.record import Record
@@ -23,6 +26,7 @@ from elsewhere.sandbox.records.request import Request
 
 __all__ = [
     "changes",
+    "denials",
     "doctor",
     "error",
     "executed",
@@ -38,11 +42,13 @@ __all__ = [
     "stat",
     "state",
     "table",
+    "top",
     "transferred",
     "weaker",
 ]
 
 _MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31")}
+_PLAIN = ("exited", "signaled")
 _STATUS = {"ok": "32", "degraded": "33", "missing": "31"}
 
 
@@ -99,8 +105,51 @@ def executed(result: ExecResult) -> None:
             f"elsewhere: started as process {result.pid}; elsewhere logs {result.record.id} {result.request.id}", file=sys.stderr
         )
         print(result.request.id)
-    elif result.outcome.reason not in ("exited", "signaled"):
+        return
+    if result.outcome.reason not in _PLAIN:
         print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
+    denials(of_command(result.record, result.outcome.denied))
+
+
+def denials(found: Iterable[dict[str, Any]]) -> None:
+    """A line for each thing that was refused, and what would allow it."""
+    for one in found:
+        count = f", {one['count']} times" if one["count"] > 1 else ""
+        allow = f" → {one['how_to_allow']}" if one["how_to_allow"] else ""
+        print(
+            _paint(f"elsewhere: denied {safe(one['what'])}{count}: {safe(one['rule'])}{safe(allow)}", "33", sys.stderr),
+            file=sys.stderr,
+        )
+
+
+def top(found: Top, *, again: bool) -> None:
+    """`again`: the screen is written over."""
+    rows = [
+        [
+            record.id,
+            record.name or "",
+            _part(used.memory_bytes, record.limits.get("memory")),
+            "" if used.memory_peak_bytes is None else units.format_size(used.memory_peak_bytes),
+            "" if used.cpu_s is None else units.format_duration(used.cpu_s),
+            "" if used.processes is None else f"{used.processes} of {record.limits.get('pids', '-'):g}",
+            _part(used.disk_bytes, record.limits.get("disk")),
+            safe(record.project),
+        ]
+        for record, used in found.running
+    ]
+    if again:
+        print("\x1b[H\x1b[J", end="")
+    table(rows, sys.stdout, ["id", "name", "memory", "peak", "cpu", "processes", "disk", "project"])
+    print(
+        f"{units.count(len(rows), 'sandbox', 'sandboxes')} running" + (f", {len(found.waiting)} waiting" if found.waiting else "")
+    )
+    sys.stdout.flush()
+
+
+def _part(used: int | None, limit: float | None) -> str:
+    if used is None:
+        return ""
+    return units.format_size(used) + ("" if limit is None else f" of {units.format_size(int(limit))}")
 
 
 def state(record: Record) -> None:
@@ -145,13 +194,15 @@ def transferred(done: Transferred) -> None:
 def run(result: RunResult) -> None:
     """After a command on a terminal: how it ended, what changed, what to type next."""
     if not sys.stderr.isatty():
-        if result.outcome.reason in ("timeout", "lost"):
+        if result.outcome.reason not in _PLAIN:
             print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
+        denials(of_command(result.record, result.outcome.denied))
         if result.kept:
             print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
         return
     colour = "31" if result.outcome.exit_code else "32"
     print(_paint(f"── {_ending(result.outcome)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
+    denials(of_command(result.record, result.outcome.denied))
     _names(result.record.project, result.changes, sys.stderr, limit=8)
     if result.kept:
         short = result.record.id.rpartition("-")[2]
@@ -168,6 +219,9 @@ def _ending(outcome: Outcome) -> str:
         "signaled": f"ended by signal {outcome.signal}",
         "timeout": "timed out",
         "lost": "the sandbox ended unexpectedly",
+        "memory": f"exit {outcome.exit_code}: killed for memory",
+        "disk": f"exit {outcome.exit_code}: out of disk",
+        "pids": f"exit {outcome.exit_code}: no more processes",
         "killed": "ended with the sandbox",
         "expired": "the sandbox's time was over",
     }
@@ -211,18 +265,26 @@ def listing(found: Listing) -> None:
                 record.state + (" (lost)" if record.lost else "") + (" (kept)" if record.kept else ""),
                 age,
                 record.base["kind"],
+                _memory(found, record.id),
                 what,
                 safe(record.project),
             ]
         )
-    table(rows, sys.stdout, ["id", "name", "state", "age", "base", "changes", "project"]) if rows else None
+    table(rows, sys.stdout, ["id", "name", "state", "age", "base", "memory", "changes", "project"]) if rows else None
     counts = Counter(record.state for record in found.records)
     told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+    if found.waiting:
+        told += f", {len(found.waiting)} waiting for room"
     shown = f" ({told})" if told else ""
     print(f"{found.total} sandbox{'' if found.total == 1 else 'es'}{shown}")
     for sandbox_id in found.broken:
         print(f"elsewhere: the record of {sandbox_id} cannot be read; elsewhere rm --force {sandbox_id}", file=sys.stderr)
     healed(found.healed)
+
+
+def _memory(found: Listing, sandbox_id: str) -> str:
+    used = found.usage.get(sandbox_id)
+    return "" if used is None or used.memory_bytes is None else units.format_size(used.memory_bytes)
 
 
 def healed(entries: list[dict[str, str | None]]) -> None:
@@ -234,8 +296,8 @@ def healed(entries: list[dict[str, str | None]]) -> None:
 
 def inspect(document: dict[str, Any]) -> None:
     for key in (
-        "id", "name", "state", "project", "path", "created_at", "ended_at", "expires_at", "base", "network", "command",
-        "identity", "labels", "keeper",
+        "id", "name", "state", "project", "path", "created_at", "ended_at", "expires_at", "base", "view", "network",
+        "confinement", "limits", "usage", "command", "denials", "identity", "labels", "keeper",
     ):  # fmt: skip
         print(f"{key:12} {safe(_words(document[key]))}")
     print(_paint("enforced", "1", sys.stdout))

@@ -1,10 +1,12 @@
-"""Verbs that run commands, and those about what runs: run, exec, shell, ps, kill, logs, requests, cancel."""
+"""Verbs that run commands, and those about what runs: run, exec, shell, ps, kill, logs, requests, top, cancel."""
 
 import argparse
 import json
 import os
 import sys
+import time
 
+from elsewhere import units
 from elsewhere.cli import show
 from elsewhere.cli.confining import add_confinement, settings_of
 from elsewhere.cli.parsing import (
@@ -21,9 +23,10 @@ from elsewhere.cli.parsing import (
 )
 from elsewhere.cli.progress import teller
 from elsewhere.errors import UsageError
-from elsewhere.operations import documents, executing, processes, running
+from elsewhere.operations import documents, executing, processes, running, usage
 from elsewhere.operations.executing import ExecRequest
 from elsewhere.operations.running import RunRequest
+from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.commands import Signals
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records.request import TERMINAL, UNFINISHED
@@ -47,6 +50,13 @@ examples:
   elsewhere exec fix -c 'cd src && ls'
   elsewhere exec -d fix -- python -m http.server 8000
   elsewhere exec --timeout 5m fix -- pytest -q
+"""
+
+
+_TOP_EPILOG = """examples:
+  elsewhere top
+  elsewhere top --count 1 fix
+  elsewhere top --json-lines --every 10s
 """
 
 
@@ -96,6 +106,13 @@ def add(verbs: Verbs) -> None:
     add_id(requests, nargs="?")
     requests.add_argument("--state", action="append", choices=[*UNFINISHED, *TERMINAL], help="only those in this state")
     requests.add_argument("--limit", metavar="N", type=count, default=50, help="at most so many; default 50")
+    top = verbs.add("top", _top, "what running sandboxes use, as it changes", _TOP_EPILOG)
+    add_id(top, nargs="*")
+    top.add_argument("--every", metavar="TIME", type=units.duration, default=2.0, help="how often; default 2s")
+    top.add_argument(
+        "--count", metavar="N", type=count, help="how many times; default: until interrupted, once if not a terminal"
+    )
+    top.add_argument("--json-lines", action="store_true", help="one JSON document for each time")
     cancel = verbs.add("cancel", _cancel, "end a request, or all of a sandbox", "examples:\n  elsewhere cancel fix\n")
     cancel.add_argument("id", metavar="ID", help="a request, or a sandbox: then everything that is unfinished in it")
 
@@ -199,7 +216,8 @@ def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         said = dict.fromkeys(streams, b"")
         for piece in pieces:
             said[piece.stream] += piece.data
-        print_json({name: data.decode("utf-8", "replace") for name, data in said.items()})
+        words = {name: data.decode("utf-8", "replace") for name, data in said.items()}
+        print_json({**words, "denials": documents.denials_document(*processes.denied(arguments.id, arguments.request))})
         return 0
     for piece in pieces:
         if arguments.json_lines:
@@ -208,6 +226,12 @@ def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
             target = sys.stdout if piece.stream == "stdout" else sys.stderr
             target.buffer.write(piece.data)
             target.buffer.flush()
+    refused = documents.denials_document(*processes.denied(arguments.id, arguments.request))
+    if arguments.json_lines:
+        for denial in refused:
+            print(json.dumps({"denial": denial}), flush=True)
+    else:
+        show.denials(refused)
     return 0
 
 
@@ -218,6 +242,34 @@ def _requests(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     else:
         show.requests(found)
     return 0
+
+
+def _top(arguments: argparse.Namespace, signals: Signals | None) -> int:
+    if arguments.json and (arguments.json_lines or arguments.count not in (None, 1)):
+        raise UsageError("no_json", "one document and many exclude each other", hint="--json-lines")
+    endless = arguments.json_lines or (sys.stdout.isatty() and not arguments.json)
+    left = arguments.count if arguments.count is not None else -1 if endless else 1
+    while left:
+        found = usage.top(arguments.ids)
+        if arguments.json or arguments.json_lines:
+            print_json(documents.top_document(found))
+        else:
+            show.top(found, again=sys.stdout.isatty() and left != 1)
+        left -= 1
+        if left and not _pause(signals, arguments.every):
+            break
+    return 0
+
+
+def _pause(signals: Signals | None, seconds: float) -> bool:
+    """Whether nobody interrupted it."""
+    if signals is None:
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt:
+            return False
+        return True
+    return not wire.readable(signals.sock, seconds)
 
 
 def _cancel(arguments: argparse.Namespace, _signals: Signals | None) -> int:

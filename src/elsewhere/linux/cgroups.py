@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from elsewhere.linux.gauges import MOVERS, WORK, Gauges, keeper_place, work_place
 
-__all__ = ["CONTROLLERS", "Group", "Host", "enter", "limit", "look", "make", "remove", "scope", "sweep", "usage"]
+__all__ = ["CONTROLLERS", "Group", "Host", "enter", "left_over", "limit", "look", "make", "remove", "scope", "sweep", "usage"]
 
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -64,6 +64,10 @@ class Group:
 
     version: int
     directories: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(next(iter(self.directories.values())))
 
 
 # -- what there is ---
@@ -153,11 +157,20 @@ def _hand_on(place: str, top: str) -> None:
     while chain[-1] != top and len(chain[-1]) > len(top):
         chain.append(os.path.dirname(chain[-1]))
     for directory in reversed(chain):
-        on = _words(directory, "cgroup.subtree_control")
-        for name in _words(directory, "cgroup.controllers"):
-            if name in CONTROLLERS and name not in on:
+        if not _is_inner(directory):
+            continue
+        there, on = _words(directory, "cgroup.controllers"), _words(directory, "cgroup.subtree_control")
+        for name in CONTROLLERS:
+            if name in there and name not in on:
                 with contextlib.suppress(OSError):
                     _write(os.path.join(directory, "cgroup.subtree_control"), f"+{name}")
+
+
+def _is_inner(directory: str) -> bool:
+    """Whether it has no processes of its own, or is the root of all. In others the kernel would hand on what it can hand on to
+    threads, and from then on no process could be moved to a group below."""
+    kind = _words(directory, "cgroup.type")
+    return not kind or (kind == ["domain"] and not _words(directory, "cgroup.procs"))
 
 
 def _make_room(place: str) -> None:
@@ -365,14 +378,22 @@ def remove(group: Group, seconds: float = 2.0) -> bool:
 
 def sweep(host: Host, *, older_than: float = _FRESH_S) -> list[str]:
     """Remove what a crash left: groups of ours without a process. Fresh ones stay: somebody may be about to enter them."""
+    return sorted(name for name, group in _groups(host).items() if _is_left_over(group, older_than) and remove(group, 0))
+
+
+def _groups(host: Host) -> dict[str, Group]:
     names: set[str] = set()
     for parent in {os.path.join(base, _PARENT) for base in host.bases.values()}:
         with contextlib.suppress(OSError), os.scandir(parent) as entries:
             names.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    groups = {
-        name: Group(host.version, {c: os.path.join(base, _PARENT, name) for c, base in host.bases.items()}) for name in names
-    }
-    return sorted(name for name, group in groups.items() if _is_left_over(group, older_than) and remove(group, 0))
+    return {name: Group(host.version, {c: os.path.join(base, _PARENT, name) for c, base in host.bases.items()}) for name in names}
+
+
+def left_over(host: Host, prefix: str) -> list[str]:
+    """What is still there of the groups whose names begin like this, once those without a process are removed. Whoever made them
+    makes no more."""
+    groups = {name: group for name, group in _groups(host).items() if name.startswith(prefix)}
+    return sorted(name for name, group in groups.items() if not (_is_left_over(group, 0.0) and remove(group, 0)))
 
 
 def _is_left_over(group: Group, older_than: float) -> bool:

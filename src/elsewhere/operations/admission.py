@@ -44,6 +44,10 @@ class Claim:
     admitted: bool = False
     sandbox: str = ""
 
+    @property
+    def since(self) -> float:
+        return int(self.name.partition("-")[0]) / 1e9
+
     def content(self) -> bytes:
         return json.dumps([self.memory, self.cpus, self.admitted, self.sandbox]).encode()
 
@@ -161,7 +165,7 @@ def _claims(state: State) -> list[Claim]:
             continue
         path = os.path.join(room, name)
         with contextlib.suppress(FileNotFoundError):
-            claim = _read(path, name)
+            claim = _read(path, name) if name.partition("-")[0].isdecimal() else None
             if claim is None:
                 os.unlink(path)
             else:
@@ -219,7 +223,7 @@ def _check_disk(state: State, confined: Confined) -> None:
     if free < reserve:
         raise StateError(
             "disk_reserve",
-            f"{units.format_size(free)} are free on the disk of {state.path!r}, less than the reserve of {units.format_size(reserve)}",
+            f"{units.format_size(free)} are free on the disk of {state.path!r}, and {units.format_size(reserve)} are kept",
             hint="free some space; elsewhere rm throws sandboxes away; [admission] disk_reserve says how much is kept",
         )
 

@@ -72,8 +72,8 @@ def confine(
         view=view,
         network=resolved["sandbox.network"],
         nested=resolved["sandbox.nested"],
-        hide=tuple(sorted({os.path.normpath(path) for path in resolved["sandbox.hide"]})),
-        shares=tuple(_share(text, state) for text in resolved["sandbox.share"]),
+        hide=tuple(sorted({os.path.realpath(path) for path in resolved["sandbox.hide"]})),
+        shares=tuple(_share(text, state, project) for text in resolved["sandbox.share"]),
         devices=tuple(sorted(set(devices))),
         toolchains=_toolchains(environment) if view == "project" else (),
     )
@@ -94,10 +94,10 @@ def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[
     )
 
 
-# -- shares and devices -----------------------------------------------------------------------------------------------------------
+# -- shares and devices ---------------------------------------------------------------------------------------------------------
 
 
-def _share(text: str, state: State) -> Share:
+def _share(text: str, state: State, project: str) -> Share:
     path, colon, mode = text.rpartition(":")
     if not colon or mode not in ("rw", "ro"):
         path, mode = text, "ro"
@@ -124,6 +124,12 @@ def _share(text: str, state: State) -> Share:
             "share_refused",
             f"--share {text!r}: a whole home directory, or what contains one, is never shared",
             hint="name the directory in it that is needed",
+        )
+    if is_within(os.path.abspath(path), project) and not is_within(place, project):
+        raise Refused(
+            "share_refused",
+            f"--share {text!r} leads out of the project by a link, to {place!r}",
+            hint=f"if you mean it: --share {place}",
         )
     if is_within(place, state.path) or is_within(state.path, place):
         raise Refused("share_refused", f"--share {text!r}: elsewhere's own state lies there", hint="name another directory")

@@ -8,14 +8,17 @@ from typing import Any
 from elsewhere import __version__
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import stamp
+from elsewhere.operations.admission import Claim
 from elsewhere.operations.executing import ExecResult
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Keeping, Listing, Removal
 from elsewhere.operations.settings import Ignored, Setup, Trust
+from elsewhere.operations.usage import Top, usage_of
 from elsewhere.sandbox import contents, denials
 from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.keeping.commands import Outcome
-from elsewhere.sandbox.keeping.line import Process
+from elsewhere.sandbox.keeping.line import Process, Usage
+from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import SCHEMA, State
@@ -23,6 +26,7 @@ from elsewhere.storage.state import SCHEMA, State
 __all__ = [
     "config_document",
     "cp_document",
+    "denials_document",
     "diff_document",
     "exec_document",
     "inspect_document",
@@ -35,11 +39,28 @@ __all__ = [
     "requests_document",
     "run_document",
     "sandbox_document",
+    "top_document",
     "trust_document",
     "version_document",
 ]
 
-CAPABILITIES = ["run", "live-base", "pinned-base", "commit-base", "living-sandboxes", "files", "requests", "diff-stat", "doctor"]
+CAPABILITIES = [
+    "run",
+    "live-base",
+    "pinned-base",
+    "commit-base",
+    "living-sandboxes",
+    "files",
+    "requests",
+    "diff-stat",
+    "doctor",
+    "views",
+    "limits",
+    "denials",
+    "settings",
+    "trust",
+    "admission",
+]
 _BASE = ("kind", "head", "ref", "files", "bytes", "copied_files", "unsettled", "left_out", "manifest")
 
 
@@ -94,6 +115,45 @@ def sandbox_document(record: Record) -> dict[str, Any]:
     }
 
 
+def usage_document(found: Usage | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "memory_bytes": found.memory_bytes,
+        "memory_peak_bytes": found.memory_peak_bytes,
+        "cpu_ms": None if found.cpu_s is None else round(found.cpu_s * 1000, 3),
+        "processes": found.processes,
+        "processes_peak": found.processes_peak,
+        "disk_bytes": found.disk_bytes,
+        "written_bytes": found.written_bytes,
+    }
+
+
+def top_document(found: Top) -> dict[str, Any]:
+    return {
+        "sandboxes": [
+            {
+                "id": record.id,
+                "name": record.name,
+                "project": name(record.project),
+                "limits": record.limits,
+                "usage": usage_document(usage),
+            }
+            for record, usage in found.running
+        ],
+        "waiting": _waiting(found.waiting),
+    }
+
+
+def _waiting(found: Iterable[Claim]) -> list[dict[str, Any]]:
+    return [{"since": stamp(claim.since), "memory": claim.memory, "cpus": claim.cpus} for claim in found]
+
+
+def denials_document(record: Record, requests: Iterable[Request]) -> list[dict[str, Any]]:
+    """What the commands of a sandbox were refused, as far as the kernel told."""
+    return [{"request": one.id, **denial} for one in requests for denial in denials.of_command(record, one.denied)]
+
+
 def inspect_document(state: State, record: Record, keeping: Keeping | None = None) -> dict[str, Any]:
     return {
         "sandbox": {
@@ -104,6 +164,8 @@ def inspect_document(state: State, record: Record, keeping: Keeping | None = Non
             "environment": {"left_out": record.environment_left_out},
             "command": record.command,
             "version": record.version,
+            "usage": usage_document(usage_of(state, record)),
+            "denials": denials_document(record, Journal(state.sandbox(record.id)).read().changed),
             "keeper": keeping and {"pid": keeping.pid, "version": keeping.version, "skew": keeping.skew},
         }
     }
@@ -166,8 +228,11 @@ def exec_document(result: ExecResult) -> dict[str, Any]:
 
 def list_document(listing: Listing) -> dict[str, Any]:
     return {
-        "sandboxes": [sandbox_document(record) for record in listing.records],
+        "sandboxes": [
+            {**sandbox_document(record), "usage": usage_document(listing.usage.get(record.id))} for record in listing.records
+        ],
         "total": listing.total,
+        "waiting": _waiting(listing.waiting),
         "healed": listing.healed,
         "broken": listing.broken,
     }

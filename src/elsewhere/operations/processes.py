@@ -151,6 +151,12 @@ def logs(
             os.close(fd)
 
 
+def denied(wanted: str, request: str | None = None) -> tuple[Record, list[Request]]:
+    """The command whose logs `logs` shows, with what it was refused."""
+    state, found = _find(wanted)
+    return found, [_with_logs(Journal(state.sandbox(found.id)), found.id, request)]
+
+
 def _outputs(directory: str, request: Request, streams: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for name in streams:
         path = request.outputs.get(name)

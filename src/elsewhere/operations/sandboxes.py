@@ -1,5 +1,6 @@
 """Sandboxes that are there: list, inspect, what they changed, stop, start, extend, keep, remove."""
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -9,9 +10,13 @@ from elsewhere import __version__, units
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
+from elsewhere.operations import admission
+from elsewhere.operations.admission import Claim
 from elsewhere.operations.projects import refuse_inside
+from elsewhere.operations.usage import usage_of
 from elsewhere.sandbox import contents, ending, live
 from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
@@ -56,19 +61,39 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """`total` counts what fits the filter, shown or not."""
+    """`total` counts what fits the filter, shown or not. `usage` is of those that run and are shown."""
 
     records: list[Record]
     total: int
     broken: list[str]
     healed: list[dict[str, str | None]]
+    usage: dict[str, Usage] = field(default_factory=dict)
+    waiting: list[Claim] = field(default_factory=list)
 
 
 def list_sandboxes(wanted: Filter | None = None) -> Listing:
     wanted = wanted or Filter()
-    seen = truth.survey(State.open())
+    state = State.open()
+    seen = _survey(state)
     fitting = [found for found in seen.records if wanted.fits(found)]
-    return Listing(fitting[: wanted.limit], len(fitting), seen.broken, seen.healed)
+    shown = fitting[: wanted.limit]
+    usage = {found.id: used for found in shown if (used := usage_of(state, found)) is not None}
+    return Listing(shown, len(fitting), seen.broken, seen.healed, usage, admission.waiting(state))
+
+
+def _survey(state: State) -> truth.Survey:
+    """What is there. A sandbox whose time is over goes now, if it did not before: what it changed is in the archive then."""
+    seen = truth.survey(state)
+    for found in [found for found in seen.records if found.state != "running" and not found.kept]:
+        if not record.is_over(state, found):
+            continue
+        with contextlib.suppress(ElsewhereError, OSError), record.exclusive(state, found.id, seconds=0.0) as again:
+            if again.state == "running" or not record.is_over(state, again):
+                continue  # somebody extended it, or started it just in time
+            archived = ending.archive_or_discard(state, again.id, again, archive=bool(_changes(state, again)))
+            seen.records.remove(found)
+            seen.healed.append({"id": again.id, "what": "expired", "was": "stopped", "is": "archived" if archived else "removed"})
+    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +224,7 @@ class Removal:
 def remove(wanted: list[str], *, force: bool = False) -> Removal:
     """Each of several is removed or skipped on its own. One that was named alone and cannot be removed is an error."""
     state = State.open()
-    result = Removal(healed=truth.survey(state).healed)
+    result = Removal(healed=_survey(state).healed)
     problems: list[ElsewhereError] = []
     for word in wanted:
         try:
@@ -218,7 +243,7 @@ def remove(wanted: list[str], *, force: bool = False) -> Removal:
 def remove_all(*, force: bool = False) -> Removal:
     """Every sandbox; one that is at work, kept or changed is skipped unless forced, which is not an error here."""
     state = State.open()
-    seen = truth.survey(state)
+    seen = _survey(state)
     result = Removal(state.sandbox_ids(), healed=seen.healed)
     for sandbox_id in result.matched:
         try:

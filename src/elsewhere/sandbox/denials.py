@@ -2,9 +2,9 @@
 
     {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
 
-Told by the kernel: system calls that the filter refuses, devices that cannot be made, limits that were reached. Told by the output:
-a place that is hidden or read-only, named in an error message that we captured; the kernel tells nobody about those. What is told by
-nobody is listed in `docs/security.md`.
+Told by the kernel: system calls that the filter refuses, devices that cannot be made, limits that were reached. Told by the
+output: a place that is hidden or read-only, named in an error message that we captured; the kernel tells nobody about those. What
+is told by nobody is listed in `docs/security.md`.
 """
 
 import os

@@ -30,7 +30,7 @@ _TIMES = ("timeout", "ttl", "idle")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a sandbox that stands has: the version of its group (0: none), why a controller is missing, and how its layers are kept
+    """What a sandbox that stands has: the version of its group (0: none), why a controller is missing, and what keeps its layers
     from growing (empty: `no_disk` says why not). `ordinary`: whoever runs it is not the host's root."""
 
     rung: Mechanism

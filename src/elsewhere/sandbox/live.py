@@ -212,7 +212,7 @@ def enter(state: State, sandbox_id: str, *, reserve: int = 0, admit: Callable[[R
     with record.locked(state, sandbox_id) as lock:
         found = record.load(state, sandbox_id)
         if found.state != "running":
-            if found.expires_at is not None and found.expires_at <= wall():
+            if record.is_over(state, found):
                 raise Refused(
                     "sandbox_expired",
                     f"the time of the sandbox {sandbox_id!r} is over",

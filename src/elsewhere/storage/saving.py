@@ -52,8 +52,8 @@ def check_room(memory: int, directory: str) -> None:
 
 
 def restore_layers(source: str, target: str, attribute: str) -> None:
-    """The other way: to where overlay finds its marks (`attribute` is their prefix) in the layers themselves. A layer that is there
-    already stays as it is."""
+    """The other way: to where overlay finds its marks (`attribute` is their prefix) in the layers themselves. A layer that is
+    there already stays as it is."""
     os.makedirs(target, 0o711, exist_ok=True)
     for name in os.listdir(source):
         if not name.endswith(".marks.json") and not os.path.isdir(os.path.join(target, name)):

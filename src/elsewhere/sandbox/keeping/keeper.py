@@ -219,10 +219,10 @@ class Keeper:
         """Only now that the sandbox stands and its record says so: until then our root is reality's, and a command would run
         there. Whoever listens is who the other side sees as its peer: so it has to be us."""
         assert self._listener is not None
-        for name, number in rules.get("rlimits", {}).items():
-            soft, hard = resource.getrlimit(_RLIMITS[name])
-            number = number if hard < 0 else min(number, hard)
-            resource.setrlimit(_RLIMITS[name], (number, number))
+        for name, wanted in rules.get("rlimits", {}).items():
+            hard = resource.getrlimit(_RLIMITS[name])[1]
+            most = wanted if hard < 0 else min(wanted, hard)
+            resource.setrlimit(_RLIMITS[name], (most, most))
         self._watch.arm(rules, fds[0] if fds else -1)
         if "writable" in rules:
             landlock.keep_from_writing_elsewhere(rules["writable"])

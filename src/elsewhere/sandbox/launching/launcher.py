@@ -51,6 +51,7 @@ __all__ = ["Launcher", "serve"]
 _IDLE_S = 300.0
 _FRONTS = 2
 _TICK_MS = 5000
+_LEAVING_S = 2.0
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class Launcher:
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._climber = creation.Climber()
         self._unregistered: list[record.Record] = []
+        self._living: set[str] = set()
         self._poll = select.poll()
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken = woken
@@ -253,6 +255,8 @@ class Launcher:
     def _let_go(self, made: creation.Made) -> object:
         """It lives on its own: nothing of it stays with us, not even its mounts, which are to end with it."""
         made.raised.discard()
+        if made.raised.group is not None:
+            self._living.add(made.raised.group.name)
         return ("created", made.record.fields())
 
     def _end(self, connection: _Connection, sandbox_id: str, *, remove: bool) -> object | None:
@@ -366,11 +370,18 @@ class Launcher:
     def close(self) -> None:
         """Nothing that was made ahead of time stays."""
         self._stock.empty()
+        self._nursery.close()
         for front in self._fronts:
             front.close()
-        self._nursery.close()
         self._stand.close()
         self._sweeper.close()  # it empties the trash once more, and ends
+        self._remove_groups()
+
+    def _remove_groups(self) -> None:
+        """Those that our blanks were in, as soon as these have noticed that nobody wants them."""
+        deadline = time.monotonic() + _LEAVING_S
+        while set(cgroups.left_over(groups_host(), f"{os.getpid()}-")) - self._living and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _leave(self) -> NoReturn:
         raise SystemExit(0)

@@ -31,6 +31,7 @@ __all__ = [
     "hold_lock",
     "is_alive",
     "is_held",
+    "is_over",
     "load",
     "load_all",
     "locked",
@@ -116,9 +117,28 @@ def load(state: State, sandbox_id: str) -> Record:
         record.state = "stopped"  # whoever removed it was stopped half-way
     if record.state == "running" and not _runs(state, record):
         record.state, record.lost = "stopped", True
-        if record.expires_at is not None and record.expires_at <= wall():
-            record.lost, record.ended_at, record.keeper = False, record.expires_at, None  # it ended as it was told to
+        due = _due(state, record)
+        if due is not None and due <= wall():
+            record.lost, record.ended_at, record.keeper = False, due, None  # it ended as it was told to
     return record
+
+
+def _due(state: State, record: Record) -> float | None:
+    """When it ends by itself. What was last done in it is what was last written in its journal."""
+    known = [record.expires_at] if record.expires_at is not None else []
+    idle = record.limits.get("idle")
+    if idle is not None:
+        last = record.created_at
+        with contextlib.suppress(OSError):
+            last = max(last, os.stat(os.path.join(state.sandbox(record.id), "journal")).st_mtime)
+        known.append(last + idle)
+    return min(known, default=None)
+
+
+def is_over(state: State, record: Record) -> bool:
+    """Whether the time of a sandbox that does not run is over."""
+    due = _due(state, record)
+    return due is not None and due <= wall()
 
 
 def _check(record: Record, sandbox_id: str) -> None:
