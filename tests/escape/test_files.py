@@ -136,12 +136,29 @@ def write_through_a_descriptor_opened_again(place):
     return "written"
 
 
-@ATTEMPTS.made(effect=written("handed"), open=without_landlock)
+def handed_for_good(trial: Trial) -> str | None:
+    """Landlock knows nothing of modes, and is not asked about sizes: only ownership keeps root's sandbox from it."""
+    return None if trial.person.is_root else "a file that the caller hands in is reality's own, and belongs to the user"
+
+
+@ATTEMPTS.made(effect=lambda place: "by magic link" in text_of(place["outside"] + "/handed"), open=without_landlock)
 def write_to_the_file_that_is_standard_input(place):
     """The caller opened it for reading, in reality: its magic link would open it again, for writing."""
     with open("/proc/self/fd/0", "r+") as stream:
         stream.write("by magic link")
     return "written"
+
+
+@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_size == 1000, open=handed_for_good)
+def change_the_size_of_the_file_that_is_standard_input(place):
+    os.truncate("/proc/self/fd/0", 1000)
+    return "changed"
+
+
+@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_mode & 0o777 == 0o777, open=handed_for_good)
+def open_the_file_that_is_standard_input_to_everybody(place):
+    os.fchmod(0, 0o777)
+    return "changed"
 
 
 @ATTEMPTS.made(effect=written("mapped"))

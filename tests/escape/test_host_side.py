@@ -331,6 +331,9 @@ def test_a_file_that_was_asked_to_be_hidden_stays_hidden_when_reality_replaces_i
 ) -> None:
     """The same, outside of home and project."""
     person = scene.person
+    if not person.is_root:
+        why = "the cover lies on reality's own file there, and the kernel takes it away with the name"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     secret = person.place / "taken/secret"
     secret.write_text(SECRET)
     person.own(person.place / "taken")

@@ -12,7 +12,7 @@ import os
 import signal
 
 from elsewhere.clock import wall
-from elsewhere.errors import Broken, InUse
+from elsewhere.errors import Broken, ElsewhereError, InUse
 from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.cgroups import Group
 from elsewhere.sandbox import rungs
@@ -22,7 +22,7 @@ from elsewhere.sandbox.launching.engine import Engine
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Caller
-from elsewhere.storage import saving, trash
+from elsewhere.storage import images, saving, trash
 from elsewhere.storage.state import State
 
 __all__ = ["archive_or_discard", "end_keeper", "end_unknown", "stop", "sweep"]
@@ -85,8 +85,20 @@ def _settle(state: State, found: Record) -> None:
     for place in places:
         with contextlib.suppress(OSError):
             _sync(place)
+    if found.disk == "image":
+        _give_back(places[0])
     found.state, found.ended_at, found.keeper = "stopped", found.ended_at or wall(), None
     record.save(found, directory)
+
+
+def _give_back(image: str) -> None:
+    """What was deleted in it is the host's again."""
+    with contextlib.suppress(ElsewhereError, OSError):
+        fd = images.mounted(image)
+        try:
+            images.trim(fd)
+        finally:
+            os.close(fd)
 
 
 def _sync(path: str) -> None:

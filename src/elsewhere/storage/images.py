@@ -49,7 +49,7 @@ _PLACES = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _INSTALL = "install e2fsprogs (apt-get install e2fsprogs)"
 _LEAVING = 10.0  # seconds that the mount of a sandbox which just ended may take to go
 _DAMAGED = (errno.EUCLEAN, errno.EINVAL, errno.EBADMSG)
-_tried: set[str] = set()
+_tried: set[int] = set()  # host file systems
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,10 @@ def trim(fd: int) -> None:
 
 
 def available(directory: str) -> str | None:
-    """None if images in this directory can be made and used; otherwise why not. Tried for real, until it once worked."""
-    if directory in _tried:
+    """None if images in this directory can be made and used; otherwise why not. Tried for real, until it once worked on
+    that file system."""
+    host = os.stat(directory).st_dev
+    if host in _tried:
         return None
     if os.geteuid() != 0:
         return "a disk image needs root"
@@ -200,7 +202,7 @@ def available(directory: str) -> str | None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    _tried.add(directory)
+    _tried.add(host)
     return None
 
 

@@ -11,7 +11,7 @@ answer must not trust it.
 
     order                        descriptors                      answer
     hold                         lock, listener, journal          -
-    open RULES                   (layers to watch)                -
+    open RULES                   (layers to watch, host's disk)   -
     rehearse                     -                                -
     stay SECONDS|None            (layers that lie apart)          -
     hello                        -                                "keeper VERSION PROTOCOL"
@@ -223,7 +223,7 @@ class Keeper:
             hard = resource.getrlimit(_RLIMITS[name])[1]
             most = wanted if hard < 0 else min(wanted, hard)
             resource.setrlimit(_RLIMITS[name], (most, most))
-        self._watch.arm(rules, fds[0] if fds else -1)
+        self._watch.arm(rules, *(fds or (-1, -1)))
         if "writable" in rules:
             landlock.keep_from_writing_elsewhere(rules["writable"])
         self._idle, self._idle_since = rules.get("idle"), time.monotonic()

@@ -63,7 +63,7 @@ class Watch:
         self._processes: int | None = None
         self._disk: int | None = None
         self._reserve = 0
-        self._layers = -1
+        self._layers = self._host = -1
         self._hard = False
         self._next = 0.0
         self._disk_used: int | None = None
@@ -71,14 +71,14 @@ class Watch:
         self._written = 0
         self._reached: set[str] = set()
 
-    def arm(self, rules: dict[str, Any], layers: int) -> None:
+    def arm(self, rules: dict[str, Any], layers: int, host: int) -> None:
         """`memory` and `disk` are limits that only we hold; `processes` is one that the kernel holds without telling. `hard`: the
         file system that the layers lie on is the limit itself, and we only have to notice that it is full. `reserve`: what the
         host's disk is to keep free."""
         self._memory, self._disk = rules.get("memory"), rules.get("disk")
         self._processes = rules.get("rlimits", {}).get("processes")
         self._hard, self._reserve = bool(rules.get("hard")), int(rules.get("reserve") or 0)
-        self._layers = layers
+        self._layers, self._host = layers, host
 
     # -- looking ----------------------------------------------------------------------------------------------------------------
 
@@ -109,19 +109,19 @@ class Watch:
         self._next = 0.0
 
     def _look_at_disk(self, now: float) -> bool:
-        """Whether somebody has to be ended for it: a limit that is hard ends nobody."""
+        """Whether somebody has to be ended for it: a limit that is hard ends nobody, but the host's disk must not fill."""
         if self._hard:
             if self._is_full():
                 self._reached.add("disk")
-            return False
-        try:
-            self._disk_used = measuring.used(self._layers, deadline=now + 1.0).bytes
-        except OSError:
-            return False
-        if self._disk is not None and self._disk_used > self._disk:
-            return True
-        room = os.fstatvfs(self._layers)
-        return room.f_bavail * room.f_frsize < self._reserve and self._disk_used > _OWN_PART
+            self._disk_used = _taken(self._layers)
+        else:
+            try:
+                self._disk_used = measuring.used(self._layers, deadline=now + 1.0).bytes
+            except OSError:
+                return False
+            if self._disk is not None and self._disk_used > self._disk:
+                return True
+        return self._disk_used > _OWN_PART and _free(self._host) < self._reserve
 
     def _is_full(self) -> bool:
         """Of a file system that is the limit itself: it keeps a little for its own notes and says that it is full before."""
@@ -210,12 +210,21 @@ class Watch:
             return None
         try:
             if self._hard:
-                room = os.fstatvfs(self._layers)
-                return (room.f_blocks - room.f_bfree) * room.f_frsize
+                return _taken(self._layers)
             self._disk_used = measuring.used(self._layers, deadline=time.monotonic() + 0.5).bytes
         except OSError:
             pass
         return self._disk_used
+
+
+def _taken(fd: int) -> int:
+    room = os.fstatvfs(fd)
+    return (room.f_blocks - room.f_bfree) * room.f_frsize
+
+
+def _free(fd: int) -> int:
+    room = os.fstatvfs(fd)
+    return room.f_bavail * room.f_frsize
 
 
 def _whole(number: int | float | None) -> str:

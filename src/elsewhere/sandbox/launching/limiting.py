@@ -62,13 +62,13 @@ def open_up(made: Record, raised: Raised, reserve: int) -> None:
         "memory": limits.get("memory") if group is None else None,
         "disk": None if hard else limits.get("disk"),
         "hard": hard,
-        "reserve": 0 if hard else reserve,
+        "reserve": reserve,
         "idle": limits.get("idle"),
     }
     if not raised.mechanism.whole_machine and not raised.mechanism.copy and not made.confinement.get("nested"):
         rules["writable"] = _writable(raised.view.plan)
     watched = raised.layers_fd if raised.layers_fd >= 0 else raised.seen_fd
-    wire.send(raised.control, ("open", rules), [watched] if watched >= 0 else [])
+    wire.send(raised.control, ("open", rules), [watched, raised.seen_fd] if raised.seen_fd >= 0 else [])
     if raised.seen_fd >= 0:
         os.close(raised.seen_fd)
         raised.seen_fd = -1

@@ -265,7 +265,7 @@ def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechani
         os.rename(upper + ".new", upper)  # whoever saved the layers was stopped between two renames
     for room in ("upper", "work"):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(os.path.join(directory, room), 0o711)
+            os.mkdir(os.path.join(directory, room), 0o755)
     shift = mechanism.shift
     fresh: dict[str, str] = {}
     for layer in drawn.layers:

@@ -106,7 +106,7 @@ class Stock:
 
     def _directory(self) -> str:
         directory = os.path.join(self._state.room("spare"), f"{os.getpid()}-{next(self._names)}")
-        os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+        os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
         return directory
 
     def _take(self, kind: Kind) -> Blank:

@@ -26,7 +26,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
     """What was enforced, in a few words; raises what the rung raised."""
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     directory = os.path.join(state.room("spare"), f"{os.getpid()}-trial")
-    os.mkdir(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
 
     def take(kind: Kind) -> Blank:
         standing = view.standing(whole_machine=kind.whole_machine)

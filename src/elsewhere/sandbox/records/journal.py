@@ -240,13 +240,13 @@ def _apply_words(line: bytes, requests: dict[str, Request]) -> Request | None:
         return known if known.is_over or known.pid else replace(known, state="running", pid=pid, started_at=at)
     if words[0] == "denied":
         return known if known.is_over or known.denied else replace(known, denied=parse_denied(words[2:]))
-    if words[0] == "end" and len(words) == 13 and words[4] in REASONS:
+    if words[0] == "end" and len(words) in (9, 13) and words[4] in REASONS:  # keepers of earlier versions counted less
         code, number = _whole(_parsed(words[2]), 255), _whole(_parsed(words[3]), 64)
         user, system, rss, *more, at = (_number(_parsed(word)) for word in words[5:])
         if code is None or number is None or user is None or system is None or rss is None or at is None:
             return None
         usage = {"user_s": user, "system_s": system, "max_rss_kib": rss}
-        usage |= {name: value for name, value in zip(_USED, more, strict=True) if value is not None}
+        usage |= {name: value for name, value in zip(_USED, more, strict=False) if value is not None}
         return known.ended(words[4], at, exit_code=code, signal=number or None, usage=usage)
     return None
 
