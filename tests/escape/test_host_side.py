@@ -232,6 +232,13 @@ def test_names_cannot_speak_to_the_terminal(scene: Scene) -> None:
         assert done.returncode == 0, done.stderr
         assert not signs_for_terminals(said), said
         assert "\n  forged" not in said
+    speak = ("sh", "-c", "sleep 60; :", "\x1b]0;owned\x07\nforged")
+    person.elsewhere("exec", "--detach", scene.box, "--", *speak, check=True)
+    shown = person.elsewhere("ps", scene.box).stdout
+    assert "sleep 60; :" in shown
+    assert "forged" in shown
+    assert not signs_for_terminals(shown), shown
+    assert "\nforged" not in shown
     run = person.elsewhere("run", "--", person.python, "-I", "-c", make)
     assert not signs_for_terminals(run.stdout + run.stderr)
     document = person.json("diff", scene.box)
@@ -533,7 +540,7 @@ def test_a_hostile_repository_runs_nothing_and_leads_nowhere(scene: Scene) -> No
     boxes = []
     ran = person.elsewhere("run", "--", "sh", "-c", "echo changed > file.evil; rm ./-rf", cwd=project)
     assert ran.returncode == 0, ran.stderr
-    for base in (["--base", "live"], ["--base", "pinned"], ["--base-ref", "HEAD"], ["--base-ref", "HEAD~1"], ["--base", "auto"]):
+    for base in (["--base", "live"], ["--base", "pinned"], ["--base-ref", "HEAD"]):
         document = person.json("create", *base, cwd=project)
         assert "sandbox" in document, document
         boxes.append(document["sandbox"]["id"])
@@ -567,11 +574,12 @@ def test_a_lying_repository_leads_nowhere(scene: Scene, damage: str) -> None:
     person.own(project)
     before = tree(project)
     line = f"echo x > file; cat {person.home}/.netrc {person.home}/.ssh/id; rm -rf .git; echo ended"
-    done = person.elsewhere("run", "--discard", "-c", line, cwd=project)
-    assert done.stdout == "ended\n", done.stderr
-    for words in (["--base-ref", "HEAD"], ["--base", "auto"]):
-        done = person.elsewhere("run", *words, "--discard", "-c", line, cwd=project)
+    base = ["--base-ref", "HEAD"] if damage in ("index", "objects", "worktree") else []
+    done = person.elsewhere("run", *base, "--discard", "-c", line, cwd=project)
+    if base:
         assert done.returncode in (0, 2, 125), done.stderr
-        assert SECRET not in done.stdout + done.stderr
+    else:
+        assert done.stdout == "ended\n", done.stderr
+    assert SECRET not in done.stdout + done.stderr
     assert tree(project) == before
     assert scene.unharmed()

@@ -141,10 +141,14 @@ def make_a_control_group(place):
             group = f"{root}{path}/elsewhere-escape-{os.getpid()}"
             try:
                 os.mkdir(group)
-                os.rmdir(group)
             except OSError:
                 continue
-            return group
+            try:
+                return os.stat(f"{group}/cgroup.procs").st_uid
+            except OSError:
+                continue  # a plain directory
+            finally:
+                os.rmdir(group)
     raise Refused("nowhere")
 
 

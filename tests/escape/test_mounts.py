@@ -20,6 +20,7 @@ from escape.prelude import (
     fcntl,
     found,
     hold,
+    nest,
     os,
     platform,
     signal,
@@ -253,6 +254,70 @@ def enter_a_namespace_that_one_is_in(place):
 def find_the_owner_of_a_namespace(place):
     """NS_GET_USERNS leads to the user namespace that owns the process namespace: in root's sandbox that is reality's."""
     return fcntl.ioctl(os.open("/proc/self/ns/pid", os.O_RDONLY), 0xB701)
+
+
+# -- namespaces that are allowed ---
+
+NESTED = Attempts()
+
+
+@pytest.fixture(scope="module", params=["root", "user"])
+def nested_trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
+    with somebody(request.param, library) as person:
+        case = Trial(person, NESTED, plant(person))
+        case.run("--nested")
+        yield case
+
+
+@NESTED.made(control="namespaces")
+def take_a_cover_away_as_root_of_an_own_namespace(place):
+    nest()
+    call("umount2", place["hidden"].encode(), 2)
+    return found(text_of(place["hidden"] + "/id"), place["secret"])
+
+
+@NESTED.made(control="namespaces")
+def clone_what_lies_below_a_cover_as_root_of_an_own_namespace(place):
+    nest()
+    call("mount", os.path.dirname(place["hidden"]).encode(), place["empty"].encode(), None, 0x1000, None)
+    return found(text_of(place["empty"] + "/.ssh/id"), place["secret"])
+
+
+@NESTED.made(control="namespaces")
+def take_the_copy_of_a_cover_away(place):
+    nest()
+    call("mount", os.path.dirname(place["hidden"]).encode(), place["empty"].encode(), None, 0x1000 | 0x4000, None)
+    call("umount2", place["empty"].encode() + b"/.ssh", 2)
+    return found(text_of(place["empty"] + "/.ssh/id"), place["secret"])
+
+
+@NESTED.made(control="namespaces")
+def overlay_what_lies_below_a_cover(place):
+    nest()
+    options = f"lowerdir={os.path.dirname(place['hidden'])}:{place['empty']}".encode()
+    call("mount", b"overlay", place["empty"].encode(), b"overlay", 1, options)
+    return found(text_of(place["empty"] + "/.ssh/id"), place["secret"])
+
+
+@NESTED.made(control="namespaces")
+def mount_proc_as_root_of_an_own_namespace(place):
+    """It would come without covers."""
+    nest()
+    return call("mount", b"proc", place["empty"].encode(), b"proc", 0, None)
+
+
+@NESTED.made(control="namespaces")
+def make_everything_writable_as_root_of_an_own_namespace(place):
+    nest()
+    call("mount", None, b"/proc/sys", None, 0x20 | 0x1000, None) if os.path.ismount("/proc/sys") else None
+    attributes = (ctypes.c_uint64 * 4)(0, 1, 0, 0)
+    return call("mount_setattr", AT_FDCWD, place["hidden"].encode(), 0x8000, attributes, 32)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_it_does_not_get_out_of_a_nested_namespace(nested_trial: Trial, name: str, request: pytest.FixtureRequest) -> None:
+    nested_trial.judge(name, request)
+    assert not mounted(nested_trial)
 
 
 def mounted(trial: Trial) -> list[str]:

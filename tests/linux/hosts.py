@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--overlay-state")
     parser.add_argument("--bind", action="append", default=[])
     parser.add_argument("--autofs")
+    parser.add_argument("--plant", action="append", default=[])
     parser.add_argument("--no-fuse", action="store_true")
     parser.add_argument("--mask-proc", action="store_true")
     parser.add_argument("--deny", default="")
@@ -129,6 +130,10 @@ def main() -> None:
             devices("/dev")
         for path in asked.tmpfs:
             sys_.mount("tmpfs", path, "tmpfs", 0, f"mode=700,uid={asked.uid},gid={asked.uid},size={asked.tmpfs_size}")
+        for path in asked.plant:
+            sys_.mount("tmpfs", path, "tmpfs", 0, "mode=755,size=64k")
+            with open(f"{path}/ew-secret", "w") as stream:
+                stream.write("what-nobody-inside-may-know")
         for pair in asked.bind:
             source, _, target = pair.partition(":")
             sys_.mount(source, target, None, sys_.MS_BIND)

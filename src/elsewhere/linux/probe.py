@@ -24,6 +24,8 @@ __all__ = [
     "mounts",
     "overlay",
     "proc",
+    "refusals_are_told",
+    "scoping",
     "user_namespace",
 ]
 
@@ -158,6 +160,16 @@ def idmap(path: str) -> Callable[[], None]:
 
 def landlock_version() -> str:
     return str(landlock.abi())
+
+
+def scoping() -> None:
+    if not landlock.scope():
+        raise OSError(0, "this kernel's Landlock knows no scopes")
+
+
+def refusals_are_told() -> None:
+    if seccomp.install_best(seccomp.program(), seccomp.program(notify=True)) < 0:
+        raise OSError(0, "the kernel gives no listener")
 
 
 def filter_can_be_installed() -> None:

@@ -15,17 +15,19 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from elsewhere import units
 from elsewhere.clock import monotonic
 from elsewhere.errors import Refused, StateError
 from elsewhere.operations.confining import Confined
+from elsewhere.operations.settings import Resolved, resolve
 from elsewhere.sandbox.records import record
+from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
-__all__ = ["Claim", "admitted", "disk_reserve", "waiting"]
+__all__ = ["Claim", "admitted", "disk_reserve", "readmitted", "waiting"]
 
 _LOOK_S = 0.05
 _TELL_S = 10.0
@@ -43,6 +45,7 @@ class Claim:
     cpus: float = 0.0
     admitted: bool = False
     sandbox: str = ""
+    held: bool = False
 
     @property
     def since(self) -> float:
@@ -81,25 +84,40 @@ class _Ticket:
 @contextlib.contextmanager
 def admitted(state: State, confined: Confined, tell: Tell | None = None) -> Iterator[Callable[[str], None]]:
     """While there is room for this one; inside, whoever makes it says which sandbox it became."""
-    _check_disk(state, confined)
-    wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(confined))
-    reserve = int(confined.settings["admission.memory_reserve"] or 0)
-    most = confined.settings["admission.most"]
+    with _admitted(state, confined.settings, confined.settings.limits().given(), tell) as belongs_to:
+        yield belongs_to
+
+
+@contextlib.contextmanager
+def _admitted(state: State, settings: Resolved, asked: Mapping[str, float], tell: Tell | None) -> Iterator[Callable[[str], None]]:
+    _check_disk(state, settings)
+    reserve = int(settings["admission.memory_reserve"] or 0)
+    wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve))
+    most = settings["admission.most"]
     if not wanted.memory and not wanted.cpus and most is None and _available() >= reserve:
         yield lambda _: None
         return
     ticket = _Ticket(state.room("claims"), wanted)
     try:
-        _wait(state, ticket, reserve, most, tell, patient=confined.settings["admission.wait"])
+        _wait(state, ticket, reserve, most, tell, patient=settings["admission.wait"])
         yield ticket.belongs_to
     finally:
         ticket.close()
 
 
-def _needs(confined: Confined) -> tuple[int, float]:
+@contextlib.contextmanager
+def readmitted(state: State, found: Record, tell: Tell | None = None) -> Iterator[int]:
+    """The same for a sandbox that is there and is about to run again; the disk's reserve."""
+    settings = resolve(state, found.project)
+    asked = {name: found.limits[name] for name in found.binding if name in found.limits}
+    with _admitted(state, settings, asked, tell) as belongs_to:
+        yield disk_reserve(state, settings)
+        belongs_to(found.id)
+
+
+def _needs(asked: Mapping[str, float], reserve: int) -> tuple[int, float]:
     """Only what was asked for is set aside; more than the machine has is all that it has."""
-    asked = confined.settings.limits().given()
-    memory = min(int(asked.get("memory", 0)), _total() - int(confined.settings["admission.memory_reserve"] or 0))
+    memory = min(int(asked.get("memory", 0)), _total() - reserve)
     return max(0, memory), min(float(asked.get("cpus", 0.0)), float(os.cpu_count() or 1))
 
 
@@ -170,7 +188,7 @@ def _claims(state: State) -> list[Claim]:
                 os.unlink(path)
             else:
                 found.append(claim)
-    return found if not found else [one for one in found if not one.sandbox or _runs(state, one)]
+    return [one for one in found if one.held or _runs(state, one)]
 
 
 def _runs(state: State, claim: Claim) -> bool:
@@ -192,7 +210,7 @@ def _read(path: str, name: str) -> Claim | None:
             held = True
         try:
             memory, cpus, was_admitted, sandbox = json.loads(os.read(fd, 4096) or b'[0, 0, false, ""]')
-            claim = Claim(name, int(memory), float(cpus), bool(was_admitted), str(sandbox))
+            claim = Claim(name, int(memory), float(cpus), bool(was_admitted), str(sandbox), held)
         except (ValueError, TypeError):
             return None
         return claim if held or claim.sandbox else None
@@ -209,16 +227,16 @@ def waiting(state: State) -> list[Claim]:
 # -- the machine ----------------------------------------------------------------------------------------------------------------
 
 
-def disk_reserve(state: State, confined: Confined) -> int:
-    asked = confined.settings["admission.disk_reserve"]
+def disk_reserve(state: State, settings: Resolved) -> int:
+    asked = settings["admission.disk_reserve"]
     if asked is not None:
         return int(asked)
     room = os.statvfs(state.path)
     return min(room.f_blocks * room.f_frsize // _DISK_PART, _DISK_MOST)
 
 
-def _check_disk(state: State, confined: Confined) -> None:
-    reserve, room = disk_reserve(state, confined), os.statvfs(state.path)
+def _check_disk(state: State, settings: Resolved) -> None:
+    reserve, room = disk_reserve(state, settings), os.statvfs(state.path)
     free = room.f_bavail * room.f_frsize
     if free < reserve:
         raise StateError(

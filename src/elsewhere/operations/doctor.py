@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from elsewhere.errors import ElsewhereError
-from elsewhere.linux import mountinfo, probe
+from elsewhere.linux import cgroups, mountinfo, probe
 from elsewhere.meeting import default_state, home_directory
 from elsewhere.operations.projects import find_project
 from elsewhere.sandbox import project, rungs
 from elsewhere.sandbox.launching import trial
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
+from elsewhere.storage import images
 from elsewhere.storage.state import State
 
 __all__ = ["Check", "document", "examine", "healthy"]
@@ -35,7 +36,7 @@ class Check:
 
 def examine() -> list[Check]:
     state, checks = _state()
-    return [*checks, *_rungs(state), *_parts(state), *_surroundings()]
+    return [*checks, *_rungs(state), *_parts(state), *_limits(state), *_backends(), *_surroundings()]
 
 
 def healthy(checks: list[Check]) -> bool:
@@ -202,6 +203,75 @@ def _landlock() -> Check:
         f"{tried.text}; needed only where there are no namespaces",
         "boot with lsm=landlock,… (kernel 5.13 or later)",
     )
+
+
+# -- limits and what makes sandboxes -----------------------------------------------------------------
+
+
+def _limits(state: State | None) -> list[Check]:
+    """What holds a limit that somebody asks for; without it, such a sandbox is refused, or watched at best."""
+    host = cgroups.look()
+    cost = {
+        "memory": "--memory is watched at best",
+        "pids": "--pids is held by an rlimit, or not at all",
+        "cpu": "--cpus is refused",
+    }
+    checks = []
+    for name in cgroups.CONTROLLERS:
+        if name in host.bases:
+            checks.append(Check(f"limit {name}", "ok", f"cgroup version {host.version}"))
+        else:
+            checks.append(Check(f"limit {name}", "degraded", f"{host.missing[name]}: {cost[name]}", _group_hint()))
+    why = images.available(state.path) if state is not None else "there is no state directory"
+    if why is None:
+        checks.append(Check("limit disk", "ok", "a file system of its own for each sandbox that asks for it"))
+    else:
+        checks.append(
+            Check("limit disk", "degraded", f"{why}: --disk is watched at best", "run as root, with e2fsprogs installed")
+        )
+    return [*checks, _abstract_sockets(), _refused_calls()]
+
+
+def _group_hint() -> str:
+    if os.geteuid() == 0:
+        return "in a container: docker run --privileged, or limit the container itself"
+    return "a systemd user session gives a user groups of their own (loginctl enable-linger); or run as root"
+
+
+def _abstract_sockets() -> Check:
+    tried = probe.attempt(probe.scoping)
+    if tried.ok:
+        return Check("abstract sockets", "ok", "those of the host cannot be reached")
+    return Check(
+        "abstract sockets",
+        "degraded",
+        "those of the host can be reached, as long as the network is the host's",
+        "--network none; Linux 6.12 and later close them",
+    )
+
+
+def _refused_calls() -> Check:
+    tried = probe.attempt(probe.refusals_are_told)
+    if tried.ok:
+        return Check("refused calls", "ok", "a refused system call is told by name")
+    return Check(
+        "refused calls", "degraded", f"{tried.text}: a refused system call is refused without a word", "Linux 5.0 and later"
+    )
+
+
+def _backends() -> list[Check]:
+    """Container engines are named, so that nobody wonders; none of them is used."""
+    checks = [Check("backend native", "ok", "what makes sandboxes here")]
+    for name, program in (
+        ("docker", "docker"),
+        ("podman", "podman"),
+        ("macos-container", "container"),
+        ("seatbelt", "sandbox-exec"),
+    ):
+        found = shutil.which(program)
+        there = f"{found} is installed, and not used" if found else f"{program} is not installed, and not needed"
+        checks.append(Check(f"backend {name}", "missing", f"not available in this version: {there}", "leave the backend at auto"))
+    return checks
 
 
 # -- surroundings ----------------------------------------------------------------------------------

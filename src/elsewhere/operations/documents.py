@@ -107,6 +107,7 @@ def sandbox_document(record: Record) -> dict[str, Any]:
         "limits": record.limits,
         "network": record.confinement.get("network", "host"),
         "confinement": _confinement(record.confinement),
+        "settings_ignored": record.ignored,
         "identity": record.identity,
         "labels": record.labels,
         "kept": record.kept,

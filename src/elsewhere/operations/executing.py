@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import Broken, ElsewhereError, UsageError
+from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.settings import resolve
 from elsewhere.paths import is_within
-from elsewhere.sandbox import live, rungs
+from elsewhere.sandbox import rungs
 from elsewhere.sandbox.keeping import commands, line
 from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records import truth
 from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Request
@@ -84,7 +85,7 @@ def _execute(wanted: ExecRequest, signals: Signals | None, remark: Callable[[str
     if wanted.terminal and wanted.capture:
         raise UsageError("no_json", "what is captured for a document has no terminal", hint="leave -t or --json out")
     state = State.open()
-    box = live.enter(state, record.find(state, wanted.sandbox))
+    box = enter(state, wanted.sandbox, remark)
     try:
         check_protocol(box)
         directory = working_directory(wanted.directory, box.record.project)

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from elsewhere.clock import monotonic
 from elsewhere.errors import Unavailable
+from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import refuse_inside
-from elsewhere.sandbox import live, rungs
+from elsewhere.sandbox import rungs
 from elsewhere.sandbox.access import transfer
 from elsewhere.sandbox.access.files import Files
 from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.keeping import commands, line
 from elsewhere.sandbox.keeping.processes import MARK
 from elsewhere.sandbox.live import Live
-from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
@@ -40,7 +40,7 @@ def copy(source: str, target: str, *, overwrite: bool = False) -> tuple[Record, 
     refuse_inside()
     sides = transfer.parse_sides(source, target)
     state = State.open()
-    box = live.enter(state, record.find(state, sides.sandbox))
+    box = enter(state, sides.sandbox)
     try:
         with files_of(box) as files:
             if sides.uploads:
@@ -54,7 +54,7 @@ def open_tree(wanted: str) -> tuple[Record, str]:
     """A path of the host at which the sandbox's project can be read and written by an editor, for as long as the sandbox runs."""
     refuse_inside()
     state = State.open()
-    box = live.enter(state, record.find(state, wanted))
+    box = enter(state, wanted)
     try:
         if rungs.named(box.record.mechanism).copy:
             return box.record, box.project_path

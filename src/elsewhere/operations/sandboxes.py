@@ -12,9 +12,10 @@ from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
 from elsewhere.operations import admission
 from elsewhere.operations.admission import Claim
+from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.usage import usage_of
-from elsewhere.sandbox import contents, ending, live
+from elsewhere.sandbox import contents, ending
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.records import record, truth
@@ -77,7 +78,7 @@ def list_sandboxes(wanted: Filter | None = None) -> Listing:
     seen = _survey(state)
     fitting = [found for found in seen.records if wanted.fits(found)]
     shown = fitting[: wanted.limit]
-    usage = {found.id: used for found in shown if (used := usage_of(state, found)) is not None}
+    usage = {found.id: used for found in shown if (used := usage_of(state, found, measure=False)) is not None}
     return Listing(shown, len(fitting), seen.broken, seen.healed, usage, admission.waiting(state))
 
 
@@ -170,7 +171,7 @@ def stop_if_idle(wanted: str) -> None:
 def start(wanted: str) -> tuple[State, Record]:
     refuse_inside()
     state = State.open()
-    box = live.enter(state, record.find(state, wanted))
+    box = enter(state, wanted)
     box.close()
     return state, box.record
 

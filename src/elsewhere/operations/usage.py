@@ -24,7 +24,7 @@ class Top:
     waiting: list[Claim]
 
 
-def usage_of(state: State, found: Record) -> Usage | None:
+def usage_of(state: State, found: Record, *, measure: bool = True) -> Usage | None:
     """None: it does not run, or its keeper cannot say."""
     if found.state != "running":
         return None
@@ -32,7 +32,7 @@ def usage_of(state: State, found: Record) -> Usage | None:
         reached = line.connect(state.sandbox(found.id))
         if reached is not None:
             with reached:
-                return reached.usage()
+                return reached.usage(measure=measure)
     return None
 
 

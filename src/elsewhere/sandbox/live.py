@@ -202,8 +202,12 @@ def shift_for(state: State, project: str) -> int:
     return int(shift)
 
 
-def enter(state: State, sandbox_id: str, *, reserve: int = 0, admit: Callable[[Record], None] | None = None) -> Live:
-    """One that is there; started, if it is only directories. `admit` is asked first, then; it may wait, or refuse."""
+Admission = Callable[[Record], contextlib.AbstractContextManager[int]]
+
+
+def enter(state: State, sandbox_id: str, admission: Admission) -> Live:
+    """One that is there; started, if it is only directories. Then there has to be room: `admission` may wait, or refuse, and says
+    how much of the disk is to stay free."""
     engine = Engine.shared(state)
     engine.revive()
     reached = line.connect(state.sandbox(sandbox_id))
@@ -218,11 +222,10 @@ def enter(state: State, sandbox_id: str, *, reserve: int = 0, admit: Callable[[R
                     f"the time of the sandbox {sandbox_id!r} is over",
                     hint=f"elsewhere extend {sandbox_id} 1h",
                 )
-            if admit is not None:
-                admit(found)
-            truth.end_earlier_life(state, sandbox_id)
-            (_, started), _ = engine.ask("start", sandbox_id, reserve, fds=[lock])
-            return _entered(engine, Record(**started))
+            with admission(found) as reserve:
+                truth.end_earlier_life(state, sandbox_id)
+                (_, started), _ = engine.ask("start", sandbox_id, reserve, fds=[lock])
+                return _entered(engine, Record(**started))
         return _entered(engine, found)
 
 

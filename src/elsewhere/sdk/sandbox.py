@@ -13,10 +13,10 @@ from elsewhere.limits import Limits
 from elsewhere.operations import creating, executing, processes, sandboxes
 from elsewhere.operations.confining import confine
 from elsewhere.operations.creating import Wish
+from elsewhere.operations.entering import enter
 from elsewhere.operations.executing import journaled
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.operations.settings import resolve
-from elsewhere.sandbox import live
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.live import Live
@@ -114,7 +114,7 @@ class Sandbox:
         if on_exit not in _ON_EXIT:
             raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
         state = State.open()
-        return cls(_entered(state, record.find(state, wanted)), on_exit, made=False)
+        return cls(_entered(state, wanted), on_exit, made=False)
 
     @staticmethod
     def list(*, labels: Mapping[str, str] | None = None, state: str | None = None) -> "Sequence[SandboxInfo]":
@@ -303,7 +303,7 @@ class SandboxInfo:
 
 
 def _entered(state: State, sandbox_id: str) -> Live:
-    box = live.enter(state, sandbox_id)
+    box = enter(state, sandbox_id)
     try:
         executing.check_protocol(box)
     except BaseException:

@@ -17,7 +17,7 @@ answer must not trust it.
     hello                        -                                "keeper VERSION PROTOCOL"
     spawn SPEC                   channel, stdin, stdout, stderr   on the channel
     processes                    -                                lines, then a packet "."
-    usage                        -                                "usage" and what `watch.Watch.told` says
+    usage MEASURE                -                                "usage" and what `watch.Watch.told` says
     kill PID SIGNAL              -                                "done" | "refused ERRNO"
     cancel REQUEST               -                                "done" | "refused ERRNO"
     expire SECONDS|None          -                                "done"
@@ -258,7 +258,7 @@ class Keeper:
         elif word == "processes":
             self._tell_processes(peer)
         elif word == "usage":
-            peer.send(b"usage " + self._watch.told(self._others(), _TICKS).encode())
+            peer.send(b"usage " + self._watch.told(self._others(), _TICKS, measure=message[1]).encode())
         elif word in ("kill", "cancel"):
             peer.send(self._kill_one(*message[1:]) if word == "kill" else self._cancel(message[1]))
         elif word == "expire":

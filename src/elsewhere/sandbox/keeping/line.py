@@ -139,8 +139,9 @@ class Line:
         except ValueError as error:
             raise self._nonsense(text[:200]) from error
 
-    def usage(self) -> Usage:
-        words = self._ask(("usage",)).split(" ")
+    def usage(self, *, measure: bool = True) -> Usage:
+        """Without `measure` nobody goes through its files: the disk is as it was when it was last looked at."""
+        words = self._ask(("usage", measure)).split(" ")
         if len(words) != 8 or words[0] != "usage":
             raise self._nonsense(" ".join(words)[:200])
         try:

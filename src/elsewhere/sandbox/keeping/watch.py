@@ -183,8 +183,9 @@ class Watch:
             cpu = None if now is None else max(0.0, now - meter.cpu_s)
         return f"{_seconds(cpu)} {_whole(self._memory_peak())} {_whole(self._processes_peak())} {_whole(written)}"
 
-    def told(self, others: dict[int, Process], ticks: int) -> str:
-        """What is used now: MEMORY MEMORY_PEAK CPU_S PROCESSES PROCESSES_PEAK DISK WRITTEN."""
+    def told(self, others: dict[int, Process], ticks: int, *, measure: bool) -> str:
+        """What is used now: MEMORY MEMORY_PEAK CPU_S PROCESSES PROCESSES_PEAK DISK WRITTEN. Without `measure` the disk is as it
+        was when it was last looked at."""
         memory = self.gauges.memory() if self.gauges is not None else None
         if memory is None:
             memory = sum(one.rss_kib for one in others.values()) << 10
@@ -195,7 +196,7 @@ class Watch:
         count = self.gauges.processes() if self.gauges is not None else None
         if count is None:
             count = sum(one.state not in "ZX" for one in others.values())
-        words = (memory, self._memory_peak(), None, count, self._processes_peak(), self._disk_now(), self._written)
+        words = (memory, self._memory_peak(), None, count, self._processes_peak(), self._disk_now(measure=measure), self._written)
         return " ".join(_seconds(cpu) if place == 2 else _whole(word) for place, word in enumerate(words))
 
     def _memory_peak(self) -> int | None:
@@ -205,9 +206,9 @@ class Watch:
     def _processes_peak(self) -> int | None:
         return self.gauges.processes_peak() if self.gauges is not None else None
 
-    def _disk_now(self) -> int | None:
-        if self._layers < 0:
-            return None
+    def _disk_now(self, *, measure: bool) -> int | None:
+        if self._layers < 0 or not measure:
+            return self._disk_used
         try:
             if self._hard:
                 return _taken(self._layers)

@@ -40,7 +40,7 @@ __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 class Order:
     """What a caller asks for. `lives`: it outlives whoever asked; otherwise `abandoned` says what becomes of it if the caller
     dies: `discard`, or `keep` if it wrote anything. `base`, `limits` and `confinement` are as they stand in the record; `binding`
-    names the limits without which there is to be no sandbox."""
+    names the limits without which there is to be no sandbox, and `ignored` the settings of the project that did not count."""
 
     project: str
     git: str | None
@@ -54,6 +54,7 @@ class Order:
     limits: dict[str, float] = field(default_factory=dict)
     binding: list[str] = field(default_factory=list)
     confinement: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
     reserve: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
     shift: int | None = None
@@ -147,6 +148,7 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         limits=order.limits,
         binding=order.binding,
         confinement=order.confinement,
+        ignored=order.ignored,
         group=raised.sealed.get("group"),
         disk=raised.disk,
         asked=order.asked,

@@ -64,6 +64,7 @@ class Record:
     limits: dict[str, float] = field(default_factory=dict)
     binding: list[str] = field(default_factory=list)
     confinement: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
     group: list[Any] | None = None
     disk: str = ""
     kept: bool = False
