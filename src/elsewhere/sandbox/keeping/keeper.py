@@ -70,6 +70,7 @@ _GOING_S = 0.5
 _PACKET = 32 * 1024
 _OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
 _MOST_DENIALS = 40
+_LINGER_S = 0.03
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RLIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "file_size": resource.RLIMIT_FSIZE}
 
@@ -103,6 +104,9 @@ class Keeper:
         self._control = control
         self._alone = alone
         self._watch = Watch(gauges)
+        self._leave_at: float | None = None
+        if gauges is not None and gauges.dear:
+            gauges.enter_work()
         self._refused_calls = -1
         self._stays = False
         self._listener: socket.socket | None = None
@@ -179,7 +183,7 @@ class Keeper:
 
     def _patience(self) -> int | None:
         deadlines = [command.deadline for command in self._commands.values()]
-        deadlines += [self._expires, self._closing, self._idle_until(), self._watch.due(busy=self._busy())]
+        deadlines += [self._leave_at, self._expires, self._closing, self._idle_until(), self._watch.due(busy=self._busy())]
         known = [deadline for deadline in deadlines if deadline is not None]
         if not known:
             return None
@@ -333,7 +337,8 @@ class Keeper:
                 channel.close()
 
     def _start(self, argv: list[str], environment: dict[str, str], fds: list[int], terminal: str | None) -> int:
-        """A process is born in its parent's group: so we go there ourselves for a moment."""
+        """A process is born in its parent's group: so we go there ourselves. Where that is dear we are there while nothing runs,
+        and leave only when a command takes its time, so that nobody has to wait for us."""
         gauges = self._watch.gauges
         if gauges is None:
             return spawning.start(argv, environment, fds, terminal)
@@ -341,7 +346,22 @@ class Keeper:
         try:
             return spawning.start(argv, environment, fds, terminal)
         finally:
+            if gauges.dear:
+                self._leave_at = time.monotonic() + _LINGER_S
+            else:
+                gauges.leave_work()
+
+    def _step_aside(self, now: float) -> None:
+        """Out of the commands' group, where the memory killer could choose us; and back when nothing runs any more."""
+        gauges = self._watch.gauges
+        if gauges is None or not gauges.dear:
+            return
+        if self._leave_at is not None and now >= self._leave_at:
+            self._leave_at = None
             gauges.leave_work()
+        elif not self._busy():
+            self._leave_at = None
+            gauges.enter_work()
 
     def _refuse_call(self) -> None:
         asked = notifications.read(self._refused_calls)
@@ -469,6 +489,7 @@ class Keeper:
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
+        self._step_aside(now)
         until = self._idle_until()
         if (self._expires is not None and now >= self._expires) or (until is not None and now >= until):
             self._expires = self._idle = None

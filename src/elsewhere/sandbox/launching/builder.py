@@ -6,8 +6,8 @@ the builder executes it and ends; `pivot_root` moves the keeper, which shares th
 never holds a power that the sandbox could want, and creating costs little more than the mounts themselves.
 
     launcher ──fork── builder ──fork── keeper (pid 1)
-                 group              born in the group that the builder made
-                 unshare            root: a user namespace made under an id of its own, mapped by the builder
+                 unshare            a group of its own
+                                    root: a user namespace made under an id of its own, mapped by the builder
                  standing mounts    no capabilities but the kept ones, no new privileges, filter
        ◄── ready ───┤
        ─── plan ───►│ build, pivot
@@ -178,8 +178,7 @@ def run(
     step = "namespaces"
     try:
         whole_machine = kind.whole_machine
-        group, gauges = join_group(groups)
-        kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWCGROUP
+        kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
         if kind.offline:
             kinds |= sys_.CLONE_NEWNET
         uid, gid = os.getuid(), os.getgid()
@@ -219,7 +218,7 @@ def run(
         if keeper == 0:
             ours.close()
             orders.close()
-            _keeper(keeper_end, theirs, whole_machine, programs, gauges)
+            _keeper(keeper_end, theirs, whole_machine, programs, groups)
         theirs.close()
         keeper_end.close()
         if whole_machine:
@@ -240,7 +239,7 @@ def run(
         mounts.prepare(standing, bench)
         staged = bench.root
         namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        wire.send(orders, ("ready", keeper, {**sealed[1], **group}), [namespace])
+        wire.send(orders, ("ready", keeper, sealed[1]), [namespace])
         os.close(namespace)
         step = "waiting"
         try:
@@ -270,10 +269,11 @@ def run(
 
 
 def join_group(groups: Groups) -> tuple[dict[str, Any], Gauges | None]:
-    """Make a group, with the built-in limits, and go there: what we fork is born in it. Without one, why there is none."""
+    """Make a group, with the built-in limits, and go there: what we start is born in it. Without one, why there is none."""
     host = groups.host
     if not host.version:
         return {"group": None, "ungrouped": host.missing}, None
+    group = None
     try:
         group = cgroups.make(host, groups.name)
         known = {name: _number(getattr(DEFAULTS, name)) for name in ("memory", "pids") if name in host.bases}
@@ -281,6 +281,8 @@ def join_group(groups: Groups) -> tuple[dict[str, Any], Gauges | None]:
         cgroups.enter(group)
         gauges = Gauges(group)
     except OSError as error:
+        if group is not None:
+            cgroups.remove(group, 0)
         return {"group": None, "ungrouped": dict.fromkeys(cgroups.CONTROLLERS, f"no group could be made: {error}")}, None
     return {"group": [group.version, group.directories], "ungrouped": host.missing}, gauges
 
@@ -305,11 +307,14 @@ def _share_counters() -> None:
 
 
 def _keeper(
-    control: socket.socket, builder_end: socket.socket, whole_machine: bool, programs: Filters, gauges: Gauges | None
+    control: socket.socket, builder_end: socket.socket, whole_machine: bool, programs: Filters, groups: Groups
 ) -> NoReturn:
     """Take what is still needed, then give everything up; from the filter on, only serve."""
-    step = "proc"
+    step = "group"
     try:
+        group, gauges = join_group(groups)
+        sys_.unshare(sys_.CLONE_NEWCGROUP)  # now: its root is the group that we are in
+        step = "proc"
         proc = sys_.fsopen("proc")
         sys_.fsconfig_create(proc)
         proc_mount = sys_.fsmount(proc, sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV | sys_.MOUNT_ATTR_NOEXEC)
@@ -331,7 +336,7 @@ def _keeper(
         capabilities.give_up_all_but(capabilities.KEPT if os.getuid() == 0 else ())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
         facts = _seal(keeper, programs)
-        wire.send(builder_end, ("sealed", facts), [proc_mount])
+        wire.send(builder_end, ("sealed", {**facts, **group}), [proc_mount])
         os.close(proc_mount)
         builder_end.close()
     except BaseException as error:
@@ -368,10 +373,9 @@ def landlocked(rules: list[tuple[str, int]], groups: Groups, *, nested: bool) ->
             leave_the_launcher([keeper_end.fileno(), theirs.fileno()])
             os.setsid()
             sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
-            group, gauges = join_group(groups)
             keeper = os.fork()
             if keeper == 0:
-                _landlocked_keeper(keeper_end, theirs, rules, filters(nested=nested, unix_sockets=False), group, gauges)
+                _landlocked_keeper(keeper_end, theirs, rules, filters(nested=nested, unix_sockets=False), groups)
             keeper_end.close()
             theirs.close()
             os.waitpid(keeper, 0)
@@ -396,11 +400,11 @@ def _landlocked_keeper(
     starter: socket.socket,
     rules: list[tuple[str, int]],
     programs: Filters,
-    group: dict[str, Any],
-    gauges: Gauges | None,
+    groups: Groups,
 ) -> NoReturn:
     step = "landlock"
     try:
+        group, gauges = join_group(groups)
         sys_.prctl(sys_.PR_SET_CHILD_SUBREAPER, 1)
         pid = os.getpid()
         keeper = Keeper(control, alone=False, gauges=gauges)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from elsewhere import errors
 from elsewhere.errors import Broken, ElsewhereError
+from elsewhere.linux import cgroups
 from elsewhere.meeting import socket_name
 from elsewhere.sandbox.keeping import wire
 from elsewhere.storage.state import State
@@ -42,27 +43,50 @@ def connect(state_path: str, name: str) -> socket.socket | None:
 def start(state: State, name: str) -> None:
     """Start a launcher and wait until it listens. Two at once: one of them wins, and both callers are served."""
     log = os.path.join(state.room("run"), f"{name}.log")
+    scope = _scope(name)
+    if not (scope and _start(state, name, log, scope)) and not _start(state, name, log, []):
+        raise Broken("launcher_did_not_start", f"the launcher did not start: {_last_line(log)}", hint=f"see {log}")
+
+
+def _scope(name: str) -> list[str]:
+    """What puts it, and with it all sandboxes, into a group that is this user's own to divide, where there is such a thing."""
+    if (
+        os.geteuid() == 0
+        or not os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+        or not os.path.exists(f"{_manager()}/private")
+    ):
+        return []
+    return cgroups.scope(f"{name}-{os.getpid()}-{os.urandom(3).hex()}")
+
+
+def _manager() -> str:
+    return f"/run/user/{os.getuid()}/systemd"
+
+
+def _start(state: State, name: str, log: str, scope: list[str]) -> bool:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
             environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
             paths = os.pathsep.join(path for path in sys.path if path)
+            runtime = {"XDG_RUNTIME_DIR": os.path.dirname(_manager())} if scope else {}
             subprocess.run(
-                [sys.executable, "-X", "utf8", "-W", "ignore", "-m", "elsewhere.cli.launch", name, str(writer)],
+                [*scope, sys.executable, "-X", "utf8", "-W", "ignore", "-m", "elsewhere.cli.launch", name, str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={**environment, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
+                env={**environment, **runtime, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
                 pass_fds=[writer],
                 check=False,
             )
+    except FileNotFoundError:
+        return False  # there is no systemd-run
     finally:
         os.close(writer)
-    with open(reader, "rb", buffering=0) as pipe:
-        word = pipe.read(16)  # when it listens, or found another one there; nothing when it failed
-    if not word:
-        raise Broken("launcher_did_not_start", f"the launcher did not start: {_last_line(log)}", hint=f"see {log}")
+        with open(reader, "rb", buffering=0) as pipe:
+            word = pipe.read(16)  # when it listens, or found another one there; nothing when it failed
+    return bool(word)
 
 
 def _last_line(path: str) -> str:
