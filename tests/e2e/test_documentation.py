@@ -30,7 +30,18 @@ from elsewhere import settings
 from elsewhere.cli.main import parser
 from elsewhere.operations import documents
 from elsewhere.sandbox import environment
-from elsewhere.sdk import Background, CommandResult, Entry, Sandbox, SandboxFiles, Transferred
+from elsewhere.sdk import (
+    Background,
+    CommandResult,
+    CommandUsage,
+    Denial,
+    Entry,
+    Limits,
+    Sandbox,
+    SandboxFiles,
+    Transferred,
+    Usage,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -291,7 +302,8 @@ def whole(names: set[str]) -> set[str]:
 def test_the_fields_of_every_document_are_documented_and_no_others(user: Person) -> None:
     said = {head: first_cells(text, "field") for head, text in sections(COMMAND_LINE).items()}
     ran = user.json("run", "--", "touch", "new")
-    shared = set(every_field(ran["sandbox"], {"base", "enforced.read_only_instead", "enforced.stronger_rungs"})) - {"base"}
+    keyed = {"base", "limits", "enforced.limits", "enforced.read_only_instead", "enforced.stronger_rungs"}
+    shared = set(every_field(ran["sandbox"], keyed)) - {"base"}
     assert shared | {f"base.{key}" for key in (*documents._BASE, "at")} == said["The sandbox"]
     assert set(every_field(ran, {"sandbox"})) == said["elsewhere run"]
     made = user.json("create", "--name", "fix")
@@ -307,7 +319,9 @@ def test_the_fields_of_every_document_are_documented_and_no_others(user: Person)
     executed = set(every_field(done, {"sandbox"})) | set(every_field(behind, {"sandbox"}))
     assert whole(executed) == said["elsewhere exec"]
     assert set(every_field(user.json("ps", "fix"), set())) == said["elsewhere ps"]
-    assert set(every_field(user.json("logs", "fix"), set())) | {"stream", "data"} == said["elsewhere logs"]
+    assert set(every_field(user.json("logs", "fix"), set())) | {"stream", "data", "denial"} == said["elsewhere logs"]
+    used = every_field(user.json("top", "--count", "1", "fix"), {"sandboxes[].limits"})
+    assert set(used) == said["elsewhere top"]
     pid = str(behind["command"]["pid"])
     assert set(every_field(user.json("kill", "fix", pid, "-s", "CONT"), set())) == said["elsewhere kill"]
     asked = {name for one in user.json("requests")["requests"] for name in every_field({"requests": [one]}, set())}
@@ -404,7 +418,7 @@ def test_every_class_of_errors_is_documented() -> None:
 def test_every_public_name_of_the_package_is_documented() -> None:
     text = (ROOT / "docs" / "sdk.md").read_text()
     names = {*elsewhere.__all__, "check", "path", "why"}
-    for kind in (CommandResult, Entry, Transferred):
+    for kind in (CommandResult, CommandUsage, Denial, Entry, Limits, Transferred, Usage):
         names |= {item.name for item in fields(kind)}
     for kind in (Sandbox, Background, SandboxFiles):
         names |= {name for name in vars(kind) if not name.startswith("_")}

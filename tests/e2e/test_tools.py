@@ -137,3 +137,47 @@ def test_tmux(person: Person) -> None:
     assert "in tmux" in inside(
         person, "tmux new-session -d 'echo in tmux; sleep 30' && sleep 0.5 && tmux capture-pane -p && tmux kill-server"
     )
+
+
+def test_python_processes_and_threads(person: Person) -> None:
+    code = (
+        "import concurrent.futures as f, multiprocessing as m\n"
+        "if __name__ == '__main__':\n"
+        "    with f.ProcessPoolExecutor(2, mp_context=m.get_context('spawn')) as p, f.ThreadPoolExecutor(4) as t:\n"
+        "        print(sum(p.map(abs, range(10))), sum(t.map(abs, range(10))))\n"
+    )
+    (person.project / "pool.py").write_text(code)
+    assert inside(person, f"{person.python} pool.py") == "45 45\n"
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_go(person: Person, untrusted: bool) -> None:
+    needs("go")
+    (person.project / "main.go").write_text(
+        'package main\nimport "fmt"\nfunc main() { c := make(chan int); go func() { c <- 42 }(); fmt.Println(<-c) }\n'
+    )
+    words = ["run", "--discard", *(["--untrusted"] if untrusted else []), "-c", "go run main.go"]
+    command = person.json(*words, timeout=110)["command"]
+    assert (command["exit_code"], command["stdout"]) == (0, "42\n"), command["stderr"]
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_headless_browser(person: Person, untrusted: bool) -> None:
+    """Its own sandbox is off: a program inside cannot make namespaces."""
+    browser = next(filter(shutil.which, ("chromium-headless-shell", "chromium")), None)
+    if browser is None:
+        pytest.skip("needs chromium-headless-shell")
+    (person.project / "page.html").write_text("<title>x</title><script>document.write(6 * 7)</script>")
+    line = f"{browser} --headless --no-sandbox --disable-gpu --dump-dom file://$PWD/page.html"
+    words = ["run", "--discard", *(["--untrusted"] if untrusted else []), "-c", line]
+    command = person.json(*words, timeout=110)["command"]
+    assert command["exit_code"] == 0, command["stderr"]
+    assert "42" in command["stdout"]
+
+
+def test_sudo_gains_nothing_and_says_why(user: Person) -> None:
+    """Root's sandbox is root inside, and needs none."""
+    needs("sudo")
+    command = user.json("run", "--discard", "--", "sudo", "-n", "true")["command"]
+    assert command["exit_code"] != 0
+    assert [(one["kind"], one["what"]) for one in command["denials"]] == [("policy", "sudo")]

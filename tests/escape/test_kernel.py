@@ -20,6 +20,12 @@ def having(path: str) -> Callable[[], str | None]:
     return lambda: None if os.path.exists(path) else f"there is no {path} here"
 
 
+def no_formats() -> str | None:
+    """Not by looking there: that would mount it on a machine that mounts it on demand."""
+    mounts = Path("/proc/self/mountinfo").read_text()
+    return None if " - binfmt_misc " in mounts else "binfmt_misc is not mounted here"
+
+
 def neighbour_with_a_secret(place):
     """Its environment has it; it can be traced and read by whoever may."""
     hold({"here": os.getpid()})
@@ -65,7 +71,7 @@ def name_a_program_for_devices(place):
     return "written"
 
 
-@ATTEMPTS.made(control="root", needs=having("/proc/sys/fs/binfmt_misc/register"))
+@ATTEMPTS.made(control="root", needs=no_formats)
 def name_a_program_for_formats(place):
     return os.open("/proc/sys/fs/binfmt_misc/register", os.O_WRONLY)
 

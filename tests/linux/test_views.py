@@ -117,7 +117,7 @@ def test_no_secret_is_found_by_looking_everywhere(person: Person, planted: list[
     line = f"find / \\( -path /proc -o -path /sys -o -path /usr -o -path /opt \\) -prune -o -name '{NAME}*' -print 2>/dev/null"
     _, found, _ = inside(person, line, "--view", "project")
     assert found == ""
-    done = person.shell("find", person.place, "-name", f"{NAME}*")
+    done = person.shell("find", person.place, "-name", "state", "-prune", "-o", "-name", f"{NAME}*", "-print")
     assert done.stdout.count("\n") == len(planted), "the same search finds them outside"
 
 
@@ -357,7 +357,8 @@ def test_a_share_wins_over_hiding_for_exactly_its_place(person: Person) -> None:
         code, output, _ = inside(person, line, *options)
         assert code != 0
         assert output == ".aws/credentials\n.ssh/known_hosts\ncode/text\nknown_hosts\n", kind
-        assert inside(person, "echo x > ~/.ssh/new", *options)[0] != 0
+        if kind == "machine":  # the home of the project view is its own
+            assert inside(person, "echo x > ~/.ssh/new", *options)[0] != 0
     control = inside(person, "cat ~/.aws/credentials ~/.ssh/known_hosts", "--view", "machine")
     assert control[:2] != (0, ".aws/credentials\n.ssh/known_hosts\n"), "unasked, both are hidden"
 
@@ -517,4 +518,3 @@ def test_the_last_rung_reads_nothing_else(person: Person, shared: Path) -> None:
     assert output == "# a project\ndata\nrefused\n"
     _, output = on(person, *taken, options=["--view", "machine", *options], line=line)
     assert output.startswith("# a project\ndata\nopen\nrefused\n"), "the control: the machine view reads the home"
-    assert "home\n" in output

@@ -20,6 +20,9 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 # What another kernel can change, what matters most first: the rest would only be slower here, and time is limited.
 TESTS = (
+    "tests/linux/test_cgroups.py",
+    "tests/escape",
+    "tests/e2e/test_limits.py",
     "tests/e2e/test_run.py",
     "tests/linux/test_stack.py",
     "tests/e2e/test_sdk.py",

@@ -1,0 +1,118 @@
+"""Shared by tests of limits: programs that use things up, what this host holds, and the proof that nothing of it is left.
+
+A limit that this host cannot hold for somebody is refused unless `--best-effort` is said; `limit` says it where it has to be said,
+so that the same test proves the group of one person and the watchdog of another.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conftest import Person, eventually, host_mounts
+
+__all__ = ["HOG", "MEMORY", "archived", "groups_of", "held", "hog", "launchers", "leaves_nothing", "limit", "loops_of", "start"]
+
+MEMORY = 64 << 20
+HOG = "import time; held = bytearray(b'x') * ({size} << 20); time.sleep({seconds})"
+_TRIED = {"memory": "64M", "cpus": "1", "pids": "64", "disk": "20M"}
+_HELD: dict[str, frozenset[str]] = {}
+
+
+def hog(person: Person, size: int = 200, seconds: int = 30) -> list[str]:
+    """A process that takes so many MiB and keeps them."""
+    return [person.python, "-I", "-S", "-c", HOG.format(size=size, seconds=seconds)]
+
+
+def held(person: Person) -> frozenset[str]:
+    """The limits that this host really holds for such a person, as a sandbox of theirs says."""
+    if person.name not in _HELD:
+        options = [word for name, value in _TRIED.items() for word in (f"--{name}", value)]
+        enforced = person.json("run", "--best-effort", *options, "--", "true")["sandbox"]["enforced"]["limits"]
+        assert set(_TRIED) <= set(enforced), enforced
+        _HELD[person.name] = frozenset(name for name in _TRIED if not enforced[name].startswith("not enforced"))
+    return _HELD[person.name]
+
+
+def limit(person: Person, **wanted: str) -> list[str]:
+    """The options for these limits."""
+    options = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return options if {name for name in wanted if name in _TRIED} <= held(person) else [*options, "--best-effort"]
+
+
+def start(person: Person, *arguments: str, **more: Any) -> "subprocess.Popen[str]":
+    """The command, not waited for."""
+    return subprocess.Popen(
+        person.command(*arguments),
+        cwd=person.project,
+        env=person.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **person.identity(),
+        **more,
+    )
+
+
+# -- what must be gone ---
+
+
+def launchers(person: Person) -> list[int]:
+    return [pid for pid, words in person.processes() if "elsewhere.cli.launch" in words]
+
+
+def groups_of(pids: list[int]) -> list[str]:
+    """Groups of the kernel's that these launchers made, wherever they lie."""
+    marks = tuple(f"{pid}-" for pid in pids)
+    return [
+        str(place / name)
+        for place in _parents(Path("/sys/fs/cgroup"))
+        for name in os.listdir(place)
+        if marks and name.startswith(marks)
+    ]
+
+
+def _parents(top: Path) -> Iterator[Path]:
+    for directory, names, _ in os.walk(top):
+        if "elsewhere" in names:
+            yield Path(directory, "elsewhere")
+            names.remove("elsewhere")
+
+
+def loops_of(person: Person) -> list[str]:
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = path.read_text()
+        except OSError:
+            continue
+        if str(person.place) in backing:
+            found.append(f"{path.parent.parent.name}: {backing.strip()}")
+    return found
+
+
+def archived(person: Person) -> list[str]:
+    place = person.state / "archive"
+    return sorted(os.listdir(place)) if place.is_dir() else []
+
+
+def leaves_nothing(person: Person) -> None:
+    """Everything that this person has is removed; then there is no process, group, loop device, mount, claim or sandbox of it."""
+    mine = launchers(person)
+    for path in (person.state / "sandboxes").glob("*/sandbox.json"):
+        group = json.loads(path.read_bytes()).get("group")
+        if group:
+            mine.append(int(os.path.basename(next(iter(group[1].values()))).partition("-")[0]))
+    person.elsewhere("rm", "--all", "--force", cwd="/")
+    listing = person.json("list", cwd="/")
+    assert (listing["sandboxes"], listing["waiting"]) == ([], [])
+    assert set(os.listdir(person.state / "claims")) <= {"lock"} if (person.state / "claims").is_dir() else True
+    mine += launchers(person)
+    person.stop_launcher()
+    assert eventually(lambda: not person.processes()), person.processes()
+    assert eventually(lambda: not groups_of(mine)), groups_of(mine)
+    assert eventually(lambda: not loops_of(person)), loops_of(person)
+    assert not [line for line in host_mounts() if str(person.place) in line]
