@@ -257,7 +257,7 @@ def test_a_detached_command_goes_on_and_can_be_followed(person: Person) -> None:
     assert (done.returncode, done.stdout) == (0, request + "\n")
     assert eventually(lambda: person.elsewhere("logs", "box").stdout == "one\n")
     assert person.elsewhere("logs", "box").stderr == "problem\n"
-    assert person.json("logs", "box") == {"stdout": "one\n", "stderr": "problem\n"}
+    assert person.json("logs", "box") == {"stdout": "one\n", "stderr": "problem\n", "denials": []}
     assert person.json("logs", "box", "--stream", "stderr") == {"stderr": "problem\n"}
     (known,) = person.json("requests", "box", "--state", "running")["requests"]
     assert (known["id"], known["detached"], known["ended_at"], known["reason"]) == (request, True, None, None)
@@ -451,8 +451,6 @@ def test_a_sandbox_whose_time_is_over_has_ended_by_itself(person: Person) -> Non
     box = person.json("inspect", "box")["sandbox"]
     assert (box["id"], box["state"], box["keeper"]) == (made["id"], "stopped", None)
     assert box["lost"] is False, "it ended as it was told to"
-    listing = person.json("list")
-    assert [(one["state"], one["lost"]) for one in listing["sandboxes"]] == [("stopped", False)]
     (ended,) = [one for one in person.json("requests", "box")["requests"] if one["id"] == request]
     assert (ended["state"], ended["reason"]) == ("failed", "expired")
     assert not [words for _, words in person.processes() if "sleep 8701" in words]
@@ -465,6 +463,22 @@ def test_a_sandbox_whose_time_is_over_has_ended_by_itself(person: Person) -> Non
     error = error_of(person, "extend", "box", code=2)
     assert error["code"] == "no_time"
     assert error_of(person, "extend", "box", "1h", "--never", code=2)["code"] == "no_time"
+
+
+def test_whoever_looks_next_clears_up_what_expired(person: Person) -> None:
+    """What was changed is in the archive, what was not is gone, what is kept stays."""
+    ids = {name: create(person, "--name", name)["id"] for name in ("changed", "plain", "kept")}
+    inside(person, "changed", "echo x > x")
+    person.json("keep", "kept")
+    keepers = [person.json("inspect", name)["sandbox"]["keeper"]["pid"] for name in ids]
+    for name in ids:
+        person.json("extend", name, "50ms")
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in keepers))
+    listing = person.json("list")
+    assert [(one["name"], one["state"]) for one in listing["sandboxes"]] == [("kept", "stopped")]
+    healed = {entry["id"]: entry["is"] for entry in listing["healed"] if entry["what"] == "expired"}
+    assert healed == {ids["changed"]: "archived", ids["plain"]: "removed"}
+    assert [path.name for path in (person.state / "archive").iterdir()] == [ids["changed"]]
 
 
 def test_a_command_that_is_waited_for_when_the_time_is_over(person: Person) -> None:
@@ -702,7 +716,7 @@ def test_a_keeper_of_another_version_is_said_and_can_be_stopped(person: Person) 
     shutil.copytree(real, old)
     for file, word, other in (
         ("__init__.py", '__version__ = "', '__version__ = "0.0.9-'),
-        ("sandbox/keeping/spec.py", "PROTOCOL = 1", "PROTOCOL = 0"),
+        ("sandbox/keeping/spec.py", "PROTOCOL = 2", "PROTOCOL = 1"),
     ):
         path = old / "elsewhere" / file
         assert word in path.read_text()

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from conftest import Person
+from conftest import Person, base_directory
 from escape.attempts import Attempts, Place, Trial, somebody, without_landlock
-from escape.prelude import AT_FDCWD, LIBC, Path, Refused, call, checked, ctypes, fcntl, found, mmap, os, stat, text_of
+from escape.prelude import AT_FDCWD, LIBC, Path, Refused, call, checked, ctypes, fcntl, found, mmap, os, stat, sys, text_of
 
 ATTEMPTS = Attempts()
 ORIGINAL, SECRET = "of reality\n", "s3cret-of-reality"
@@ -18,6 +18,20 @@ WRITTEN = (
     "by_link", "by_hard_link", "by_new_hard_link", "truncated", "by_cwd", "by_descriptor", "mode", "times", "attribute", "flags",
     "mapped", "renamed", "removed", "replaced", "by_old_descriptor", "owner", "handed",
 )  # fmt: skip
+
+
+def handle_of(path: Path) -> bytes:
+    handle = ctypes.create_string_buffer((128).to_bytes(4, sys.byteorder), 136)
+    call("name_to_handle_at", AT_FDCWD, os.fsencode(path), handle, ctypes.byref(ctypes.c_int()), 0)
+    return handle.raw
+
+
+def no_handles() -> str | None:
+    try:
+        handle_of(Path(base_directory()))
+    except OSError as error:
+        return f"the file system here has no handles: {error}"
+    return None
 
 
 def plant(person: Person) -> Place:
@@ -29,7 +43,6 @@ def plant(person: Person) -> Place:
     project = person.project
     (project / "link-to-file").symlink_to(outside / "by_link")
     (project / "hard-link").hardlink_to(outside / "by_hard_link")
-    (project / "link-to-outside").symlink_to("../outside")
     (person.home / ".ssh").mkdir(mode=0o700)
     (person.home / ".ssh/id").write_text(SECRET)
     (person.home / ".config/gh").mkdir(parents=True)
@@ -38,10 +51,8 @@ def plant(person: Person) -> Place:
     (project / "link-to-home").symlink_to("../home")
     for name in ("outside", "home", "project"):
         person.own(person.place / name)
-    handle = ctypes.create_string_buffer((128).to_bytes(4, "little"), 136)
-    call("name_to_handle_at", AT_FDCWD, os.fsencode(person.home / ".ssh/id"), handle, ctypes.byref(ctypes.c_int()), 0)
     place: Place = {
-        "handle": handle.raw.hex(),
+        "handle": "" if no_handles() else handle_of(person.home / ".ssh/id").hex(),
         "outside": str(outside),
         "project": str(project),
         "home": str(person.home),
@@ -58,6 +69,10 @@ def plant(person: Person) -> Place:
         other.mkdir(parents=True, mode=0o755)
         (other / "notes").write_text(SECRET)
         place["other"] = str(other)
+        for directory in (outside, person.home, project):
+            os.mknod(directory / "zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+            os.chown(directory / "zero", person.uid, person.uid)
+            os.chmod(directory / "zero", 0o666)
     return place
 
 
@@ -121,7 +136,7 @@ def write_by_way_of_proc_self_cwd(place):
 @ATTEMPTS.made(effect=written("by_descriptor"))
 def write_below_a_descriptor_of_a_directory(place):
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    above = os.open("../link-to-outside/.." if os.path.exists("../link-to-outside") else "..", os.O_PATH, dir_fd=here)
+    above = os.open("..", os.O_PATH, dir_fd=here)
     file = os.open("outside/by_descriptor", os.O_WRONLY | os.O_TRUNC, dir_fd=above)
     os.write(file, b"by descriptor")
     return "written"
@@ -282,7 +297,7 @@ def read_a_credential_by_linking_it(place):
     return found(text_of(place["home"] + "/linked"), place["secret"])
 
 
-@ATTEMPTS.made(control="root")
+@ATTEMPTS.made(control="root", needs=no_handles)
 def read_a_credential_by_its_handle(place):
     """A handle names the inode, whatever is mounted on its name."""
     handle = ctypes.create_string_buffer(bytes.fromhex(place["handle"]))
@@ -299,7 +314,7 @@ def read_a_credential_by_its_handle(place):
 
 def no_disk() -> str | None:
     """A machine that is itself confined keeps even its root from the disk; then there is no control."""
-    node = f"/srv/.elsewhere-escape-{os.getpid()}"
+    node = f"{base_directory()}/.elsewhere-escape-{os.getpid()}"
     try:
         os.mknod(node, stat.S_IFBLK | 0o600, os.stat("/").st_dev)
         os.close(os.open(node, os.O_RDONLY))
@@ -328,6 +343,28 @@ def read_the_kernels_messages_by_a_device_made_here(place):
         return os.open(node, os.O_RDONLY | os.O_NONBLOCK)
     finally:
         os.unlink(node)
+
+
+def only_root_makes_devices() -> str | None:
+    return None if os.geteuid() == 0 else "only root can make devices"
+
+
+@ATTEMPTS.made(needs=only_root_makes_devices)
+def open_a_device_that_lies_in_the_project(place):
+    """Nodes lie in chroots and backups, and may be disks; this one is harmless."""
+    return found(repr(os.read(os.open("zero", os.O_RDONLY), 1)), repr(b"\0"))
+
+
+@ATTEMPTS.made(needs=only_root_makes_devices)
+def open_a_device_that_lies_at_home(place):
+    return found(repr(os.read(os.open(place["home"] + "/zero", os.O_RDONLY), 1)), repr(b"\0"))
+
+
+@ATTEMPTS.made(
+    needs=only_root_makes_devices, open=lambda trial: None if trial.person.is_root else "the read-only clone of / has devices"
+)
+def open_a_device_that_lies_anywhere(place):
+    return found(repr(os.read(os.open(place["outside"] + "/zero", os.O_RDONLY), 1)), repr(b"\0"))
 
 
 @ATTEMPTS.made()

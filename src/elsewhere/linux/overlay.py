@@ -52,7 +52,9 @@ class Overlay(Operation):
                 lowers.append(self._reality(stack, self.lower, frozen, bench))
             upper = _owned(stack, os.open(os.path.join(bench.own, self.upper), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
             work = _owned(stack, os.open(os.path.join(bench.own, self.work), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            return _overlay(lowers, self._options(writable=True), upper, work, self.attributes, bench)
+            # A device node of reality that lies outside /dev (in a chroot, say) must not open the device.
+            attributes = self.attributes | sys_.MOUNT_ATTR_NODEV
+            return _overlay(lowers, self._options(writable=True), upper, work, attributes, bench)
 
     def _reality(self, stack: contextlib.ExitStack, lower: str, frozen: list[str], bench: Bench) -> int:
         reality = _owned(stack, sys_.open_tree(AT_FDCWD, lower, OPEN_TREE_CLONE | AT_NO_AUTOMOUNT))

@@ -103,6 +103,7 @@ def raise_sandbox(
         "labels": wish.labels,
         "limits": confined.limits,
         "binding": confined.binding,
+        "own_disk": "disk" in confined.settings.limits().given(),  # only what was asked for is worth one, binding or not
         "confinement": confined.confinement.packed(),
         "ignored": [one.key for one in confined.settings.ignored],
         "reserve": admission.disk_reserve(state, confined.settings),

@@ -40,7 +40,8 @@ __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 class Order:
     """What a caller asks for. `lives`: it outlives whoever asked; otherwise `abandoned` says what becomes of it if the caller
     dies: `discard`, or `keep` if it wrote anything. `base`, `limits` and `confinement` are as they stand in the record; `binding`
-    names the limits without which there is to be no sandbox, and `ignored` the settings of the project that did not count."""
+    names the limits without which there is to be no sandbox, and `ignored` the settings of the project that did not count.
+    `own_disk`: its layers are to have a file system of their own, where the host has one for them, that holds the limit."""
 
     project: str
     git: str | None
@@ -53,6 +54,7 @@ class Order:
     labels: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     binding: list[str] = field(default_factory=list)
+    own_disk: bool = False
     confinement: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     reserve: int = 0
@@ -118,7 +120,7 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
     _check_name(state, order.name, who.sandbox_id)
     subject = replace(
         _subject(order.project, order.git, order.base, climber.host(order.home, state.path), order.confinement),
-        disk=_disk(order.limits, order.binding),
+        disk=int(order.limits["disk"]) if order.own_disk else 0,
     )
     raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))
     try:
@@ -188,7 +190,7 @@ def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: 
     subject = replace(
         _subject(found.project, found.git, found.base, host, found.confinement),
         numbers=known,
-        disk=_disk(found.limits, found.binding) if found.disk else 0,
+        disk=int(found.limits["disk"]) if found.disk else 0,
     )
     try:
         raised = stock.raise_again(mechanism, subject, state.sandbox(sandbox_id))
@@ -230,11 +232,6 @@ def _subject(project: str, git: str | None, base: dict[str, Any], host: Host, co
     seeds = tuple((path, source) for path, source in base.get("seeds", ()))
     about = Base(tuple(base.get("layers", ())), tuple(base.get("live", ())), seeds)
     return Subject(host, Project(project, git, head=None), about, Confinement.unpacked(confinement))
-
-
-def _disk(limits: dict[str, float], binding: list[str]) -> int:
-    """Only what was asked for is worth a file system of its own."""
-    return int(limits["disk"]) if "disk" in binding else 0
 
 
 def _fit(rung: Mechanism, shift: int | None) -> Mechanism:
