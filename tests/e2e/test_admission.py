@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -195,7 +196,7 @@ def test_a_small_disk_is_never_filled(person: Person) -> None:
     slow = "for i in $(seq 30); do head -c 4000000 /dev/zero > big$i; sleep 0.1; done"
     done = host.script(
         f"""
-        e run --json --keep -c {json.dumps(slow)} || true
+        e run --json --keep -c {shlex.quote(slow)} || true
         e run --json -- touch ran || true
         e list --json
         e rm --all --force > /dev/null; e run --json -- true || true

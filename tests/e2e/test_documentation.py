@@ -254,6 +254,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 # -- nothing is left unsaid -----------------------------------------------------------------------------------------------------
 
 
+def test_every_promise_says_where_it_is_tried() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    named = set(re.findall(r"`([\w/]+/test_\w+\.py)`", text))
+    missing = {name for name in named if not (ROOT / "tests" / name.removeprefix("tests/")).is_file()}
+    assert not missing
+    tried = {f"escape/{file.name}" for file in (ROOT / "tests" / "escape").glob("test_*.py")}
+    assert tried <= named, "an attempt to get out that no promise names"
+    rows = [line for line in text.partition("## What it does not promise")[0].splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if row.count("|") == 4 and "tried in" not in row]
+    assert len(promises) > 30
+    for row in promises:
+        assert re.search(r"test_\w+\.py`", row.split("|")[3]), row
+
+
 def verbs() -> dict[str, argparse.ArgumentParser]:
     return parser()[1].parsers
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from conftest import Person, base_directory
-from escape.attempts import Attempts, Place, Trial, somebody, without_landlock
+from escape.attempts import Attempts, Place, Trial, somebody
 from escape.prelude import AT_FDCWD, LIBC, Path, Refused, call, checked, ctypes, fcntl, found, mmap, os, stat, sys, text_of
 
 ATTEMPTS = Attempts()
@@ -151,12 +151,7 @@ def write_through_a_descriptor_opened_again(place):
     return "written"
 
 
-def handed_for_good(trial: Trial) -> str | None:
-    """Landlock knows nothing of modes, and is not asked about sizes: only ownership keeps root's sandbox from it."""
-    return None if trial.person.is_root else "a file that the caller hands in is reality's own, and belongs to the user"
-
-
-@ATTEMPTS.made(effect=lambda place: "by magic link" in text_of(place["outside"] + "/handed"), open=without_landlock)
+@ATTEMPTS.made(effect=lambda place: "by magic link" in text_of(place["outside"] + "/handed"))
 def write_to_the_file_that_is_standard_input(place):
     """The caller opened it for reading, in reality: its magic link would open it again, for writing."""
     with open("/proc/self/fd/0", "r+") as stream:
@@ -164,13 +159,13 @@ def write_to_the_file_that_is_standard_input(place):
     return "written"
 
 
-@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_size == 1000, open=handed_for_good)
+@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_size == 1000)
 def change_the_size_of_the_file_that_is_standard_input(place):
     os.truncate("/proc/self/fd/0", 1000)
     return "changed"
 
 
-@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_mode & 0o777 == 0o777, open=handed_for_good)
+@ATTEMPTS.made(effect=lambda place: os.stat(place["outside"] + "/handed").st_mode & 0o777 == 0o777)
 def open_the_file_that_is_standard_input_to_everybody(place):
     os.fchmod(0, 0o777)
     return "changed"
@@ -360,9 +355,7 @@ def open_a_device_that_lies_at_home(place):
     return found(repr(os.read(os.open(place["home"] + "/zero", os.O_RDONLY), 1)), repr(b"\0"))
 
 
-@ATTEMPTS.made(
-    needs=only_root_makes_devices, open=lambda trial: None if trial.person.is_root else "the read-only clone of / has devices"
-)
+@ATTEMPTS.made(needs=only_root_makes_devices)
 def open_a_device_that_lies_anywhere(place):
     return found(repr(os.read(os.open(place["outside"] + "/zero", os.O_RDONLY), 1)), repr(b"\0"))
 

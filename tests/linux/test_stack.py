@@ -12,13 +12,13 @@ from conftest import Person, tree
 
 STACK = """
 import dataclasses, json, os, shutil, sys
-from elsewhere.linux import seccomp
+from elsewhere.linux import cgroups
 from elsewhere.linux.overlay import Overlay
 from elsewhere.sandbox import project, rungs, view
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.launching import builder, mechanisms
 from elsewhere.sandbox.keeping.spec import Spec
-from elsewhere.sandbox.launching.mechanisms import make_directories
+from elsewhere.sandbox.launching.mechanisms import groups, make_directories
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
 
@@ -42,13 +42,15 @@ for number, step in enumerate(steps):
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
     make_directories(drawn, Base(), directory, rungs.ladder()[0])
-    blank = builder.blank(view.standing(whole_machine=whole), state.path, whole_machine=whole, filter_program=seccomp.program())
+    blank = builder.blank(view.standing(whole_machine=whole), state.path, builder.Kind(whole), groups=groups())
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)
     outcome = commands.captured(blank.control, Spec(['sh', '-ec', step], {'PATH': os.defpath, 'HOME': os.environ['HOME']}, here.path, ends_sandbox=True), null)
     blank.control.close()
     os.waitpid(blank.builder_pid, 0)
+    if blank.sealed['group']:
+        cgroups.remove(cgroups.Group(*blank.sealed['group']))
     assert outcome.exit_code == 0, (step, outcome)
     said.append(outcome.stdout.decode())
     upper = next(layer.number for layer in drawn.layers if layer.at == at)
@@ -91,7 +93,7 @@ def test_one_directory_cannot_be_started_twice(person: Person) -> None:
     code = """
 import os
 from elsewhere.errors import InUse
-from elsewhere.linux import seccomp
+from elsewhere.linux import cgroups
 from elsewhere.sandbox import project, rungs, view
 from elsewhere.sandbox.launching import builder, mechanisms
 from elsewhere.sandbox.view import Base, Host, Subject
@@ -102,13 +104,15 @@ here = project.find(os.getcwd(), os.environ['HOME'], chosen=True)
 host = Host.look(os.environ['HOME'], state.path)
 directory = state.room('spare') + '/twice'
 os.mkdir(directory, 0o711)
-def take(rung):
-    return builder.blank(view.standing(whole_machine=rung.whole_machine), state.path, whole_machine=rung.whole_machine, filter_program=seccomp.program())
+def take(kind):
+    return builder.blank(view.standing(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups())
 first = mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 try:
     mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 except InUse as error:
     print(error.code)
 first.control.close()
+if first.group:
+    cgroups.remove(first.group)
 """
     assert person.sdk(code, check=False).stdout == "sandbox_in_use\n"

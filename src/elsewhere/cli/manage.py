@@ -15,7 +15,7 @@ from elsewhere.errors import UsageError
 from elsewhere.operations import creating, documents, files, sandboxes
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.sandboxes import Filter
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.commands import Signals, pause_of
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
@@ -104,7 +104,7 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def _create(arguments: argparse.Namespace, _signals: Signals | None) -> int:
+def _create(arguments: argparse.Namespace, signals: Signals | None) -> int:
     wish = Wish(
         project=arguments.project,
         base=arguments.base,
@@ -116,7 +116,7 @@ def _create(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         request=arguments.request,
         settings=settings_of(arguments),
     )
-    made, new = creating.create(wish, teller(), show.remark)
+    made, new = creating.create(wish, teller(), show.remark, pause_of(signals))
     if arguments.json:
         state = State.open()
         print_json({**documents.inspect_document(state, made, sandboxes.keeping(state, made)), "created": new})
@@ -165,8 +165,8 @@ def _stop(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     return _told(arguments, *sandboxes.stop(arguments.id, grace=arguments.grace))
 
 
-def _start(arguments: argparse.Namespace, _signals: Signals | None) -> int:
-    return _told(arguments, *sandboxes.start(arguments.id))
+def _start(arguments: argparse.Namespace, signals: Signals | None) -> int:
+    return _told(arguments, *sandboxes.start(arguments.id, show.remark, pause_of(signals)))
 
 
 def _extend(arguments: argparse.Namespace, _signals: Signals | None) -> int:

@@ -27,13 +27,14 @@ from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
-__all__ = ["Claim", "admitted", "disk_reserve", "readmitted", "waiting"]
+__all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "readmitted", "waiting"]
 
 _LOOK_S = 0.05
 _TELL_S = 10.0
 _DISK_PART, _DISK_MOST = 20, 1 << 30  # one part in so many of the file system, at most so much
 
 Tell = Callable[[str], None]
+Pause = Callable[[float], None]  # raises when nobody waits any more
 
 
 @dataclass(slots=True)
@@ -82,14 +83,18 @@ class _Ticket:
 
 
 @contextlib.contextmanager
-def admitted(state: State, confined: Confined, tell: Tell | None = None) -> Iterator[Callable[[str], None]]:
+def admitted(
+    state: State, confined: Confined, tell: Tell | None = None, pause: Pause = time.sleep
+) -> Iterator[Callable[[str], None]]:
     """While there is room for this one; inside, whoever makes it says which sandbox it became."""
-    with _admitted(state, confined.settings, confined.settings.limits().given(), tell) as belongs_to:
+    with _admitted(state, confined.settings, confined.settings.limits().given(), tell, pause) as belongs_to:
         yield belongs_to
 
 
 @contextlib.contextmanager
-def _admitted(state: State, settings: Resolved, asked: Mapping[str, float], tell: Tell | None) -> Iterator[Callable[[str], None]]:
+def _admitted(
+    state: State, settings: Resolved, asked: Mapping[str, float], tell: Tell | None, pause: Pause
+) -> Iterator[Callable[[str], None]]:
     _check_disk(state, settings)
     reserve = int(settings["admission.memory_reserve"] or 0)
     wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve))
@@ -97,20 +102,21 @@ def _admitted(state: State, settings: Resolved, asked: Mapping[str, float], tell
     if not wanted.memory and not wanted.cpus and most is None and _available() >= reserve:
         yield lambda _: None
         return
-    ticket = _Ticket(state.room("claims"), wanted)
+    with _counting(state):  # or whoever counts could find it before it is locked, and clear it away
+        ticket = _Ticket(state.room("claims"), wanted)
     try:
-        _wait(state, ticket, reserve, most, tell, patient=settings["admission.wait"])
+        _wait(state, ticket, reserve, most, tell, pause if settings["admission.wait"] else None)
         yield ticket.belongs_to
     finally:
         ticket.close()
 
 
 @contextlib.contextmanager
-def readmitted(state: State, found: Record, tell: Tell | None = None) -> Iterator[int]:
+def readmitted(state: State, found: Record, tell: Tell | None = None, pause: Pause = time.sleep) -> Iterator[int]:
     """The same for a sandbox that is there and is about to run again; the disk's reserve."""
     settings = resolve(state, found.project)
     asked = {name: found.limits[name] for name in found.binding if name in found.limits}
-    with _admitted(state, settings, asked, tell) as belongs_to:
+    with _admitted(state, settings, asked, tell, pause) as belongs_to:
         yield disk_reserve(state, settings)
         belongs_to(found.id)
 
@@ -121,7 +127,8 @@ def _needs(asked: Mapping[str, float], reserve: int) -> tuple[int, float]:
     return max(0, memory), min(float(asked.get("cpus", 0.0)), float(os.cpu_count() or 1))
 
 
-def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: Tell | None, *, patient: bool) -> None:
+def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: Tell | None, pause: Pause | None) -> None:
+    """`pause`: how one waits; None: not at all."""
     next_word, said = 0.0, ""
     while True:
         with _counting(state):
@@ -130,7 +137,7 @@ def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: T
                 ticket.claim.admitted = True
                 ticket.write()
                 return
-        if not patient:
+        if pause is None:
             raise Refused(
                 "no_room_now",
                 f"there is no room for another sandbox now: {why}",
@@ -140,7 +147,7 @@ def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: T
         if tell is not None and (word != said or monotonic() >= next_word):
             tell(word)
             said, next_word = word, monotonic() + _TELL_S
-        time.sleep(_LOOK_S)
+        pause(_LOOK_S)
 
 
 @contextlib.contextmanager

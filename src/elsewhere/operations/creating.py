@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageError
 from elsewhere.meeting import home_directory
 from elsewhere.operations import admission, bases
+from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.projects import find_project, refuse_inside
@@ -44,7 +46,9 @@ class Wish:
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
-def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], None] | None = None) -> tuple[Record, bool]:
+def create(
+    wish: Wish, teller: Teller | None = None, remark: Callable[[str], None] | None = None, pause: Pause = time.sleep
+) -> tuple[Record, bool]:
     """A sandbox that lives on its own, and whether it is new: the same request again is answered with the same sandbox."""
     refuse_inside()
     _check_name(wish.name)
@@ -69,7 +73,7 @@ def create(wish: Wish, teller: Teller | None = None, remark: Callable[[str], Non
             if remark is not None and confined.settings.ignored:
                 remark(confined.settings.remark())
             with truth.name_reserved(state, wish.name, who.sandbox_id):
-                made = raise_sandbox(state, found, wish, confined, request, asked, teller, remark=remark, lives=True)
+                made = raise_sandbox(state, found, wish, confined, request, asked, teller, remark=remark, pause=pause, lives=True)
             made.close()
             return made.record, True
         except InUse as error:
@@ -89,6 +93,7 @@ def raise_sandbox(
     teller: Teller | None = None,
     *,
     remark: Callable[[str], None] | None = None,
+    pause: Pause = time.sleep,
     lives: bool,
     abandoned: str = "discard",
 ) -> Live:
@@ -111,7 +116,7 @@ def raise_sandbox(
         "lives": lives,
         "abandoned": abandoned,
     }
-    with admission.admitted(state, confined, remark) as belongs_to:
+    with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
         belongs_to(made.id)
         return made

@@ -13,7 +13,7 @@ from elsewhere.operations.settings import resolve
 from elsewhere.paths import is_within
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.keeping import commands, line
-from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
+from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals, pause_of
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records import truth
@@ -85,7 +85,7 @@ def _execute(wanted: ExecRequest, signals: Signals | None, remark: Callable[[str
     if wanted.terminal and wanted.capture:
         raise UsageError("no_json", "what is captured for a document has no terminal", hint="leave -t or --json out")
     state = State.open()
-    box = enter(state, wanted.sandbox, remark)
+    box = enter(state, wanted.sandbox, remark, pause_of(signals))
     try:
         check_protocol(box)
         directory = working_directory(wanted.directory, box.record.project)

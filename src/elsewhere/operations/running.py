@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
+from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.creating import Wish, raise_sandbox
 from elsewhere.operations.executing import journaled, refusals_recorded, run_command
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import contents, environment
-from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals
+from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals, pause_of
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.records.record import Record
@@ -82,7 +83,7 @@ def _run(
     if confined.settings.ignored and remark is not None:
         remark(confined.settings.remark())
     began = time.monotonic()
-    live = _create(state, project, request, confined, teller, remark)
+    live = _create(state, project, request, confined, teller, remark, pause_of(signals))
     ended = False
     try:
         with journaled(live, "run", request.argv, directory, request.timeout) as asked:
@@ -133,11 +134,19 @@ def _run(
 
 
 def _create(
-    state: State, project: Project, request: RunRequest, confined: Confined, teller: Teller | None, remark: Remark | None
+    state: State,
+    project: Project,
+    request: RunRequest,
+    confined: Confined,
+    teller: Teller | None,
+    remark: Remark | None,
+    pause: Pause,
 ) -> Live:
     wish = Wish(base=request.base, base_ref=request.base_ref, story="run")
     abandoned = "discard" if request.discard else "keep"
-    return raise_sandbox(state, project, wish, confined, teller=teller, remark=remark, lives=False, abandoned=abandoned)
+    return raise_sandbox(
+        state, project, wish, confined, teller=teller, remark=remark, pause=pause, lives=False, abandoned=abandoned
+    )
 
 
 def rehearse() -> None:

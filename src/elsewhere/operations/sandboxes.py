@@ -11,7 +11,7 @@ from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
 from elsewhere.operations import admission
-from elsewhere.operations.admission import Claim
+from elsewhere.operations.admission import Claim, Pause, Tell
 from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.usage import usage_of
@@ -168,10 +168,10 @@ def stop_if_idle(wanted: str) -> None:
             ending.stop(state, sandbox_id, 0.0)
 
 
-def start(wanted: str) -> tuple[State, Record]:
+def start(wanted: str, tell: Tell | None = None, pause: Pause = time.sleep) -> tuple[State, Record]:
     refuse_inside()
     state = State.open()
-    box = enter(state, wanted)
+    box = enter(state, wanted, tell, pause)
     box.close()
     return state, box.record
 

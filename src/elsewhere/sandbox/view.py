@@ -103,7 +103,7 @@ _HOST_SYS_MASKED_DIRECTORIES = (
 _SHM_SIZE = "50%"
 _PLAIN = Confinement()
 
-USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID, recursive=True)
+USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, recursive=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,9 +604,9 @@ def _replaced(path: str) -> bool:
 
 
 def _attributes(mount: Mount) -> int:
-    """An overlay does not inherit these from what lies below it."""
-    known = {"nosuid": sys_.MOUNT_ATTR_NOSUID, "nodev": sys_.MOUNT_ATTR_NODEV, "noexec": sys_.MOUNT_ATTR_NOEXEC}
-    return sum(bit for option, bit in known.items() if option in mount.options)
+    """An overlay does not inherit these from what lies below it. Devices are in /dev; a node that lies anywhere else leads out."""
+    known = {"nosuid": sys_.MOUNT_ATTR_NOSUID, "noexec": sys_.MOUNT_ATTR_NOEXEC}
+    return sys_.MOUNT_ATTR_NODEV | sum(bit for option, bit in known.items() if option in mount.options)
 
 
 def empty_plan() -> Plan:

@@ -35,13 +35,16 @@ __all__ = [
     "captured",
     "detached",
     "on_terminal",
+    "pause_of",
     "started",
 ]
 
 CAPTURE_CAP = 16 << 20
 _CHUNK = 1 << 16
 _PACKET = 4096
+_PIPE_ATOMIC = 4096  # is written as a whole, or not at all
 _PIPE_CHUNKS = 32
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class CallerGone(Exception):
@@ -82,18 +85,36 @@ class Signals:
         except OSError:
             return b""
 
+    def pause(self, seconds: float) -> None:
+        """Sleep, for somebody who may be gone or may have had enough meanwhile."""
+        if not wire.readable(self.sock, seconds):
+            return
+        data = self.read()
+        if not data:
+            raise CallerGone
+        for number in data:
+            if number in _ENDING:
+                raise SystemExit(128 + number)
+
+
+def pause_of(signals: Signals | None) -> Callable[[float], None]:
+    """How to wait on behalf of whoever is behind these; without them, whoever waits is interrupted like any program."""
+    return time.sleep if signals is None else signals.pause
+
 
 def attached(
     control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None, *, relayed: bool = False
 ) -> Outcome:
     """On the caller's own descriptors. `relayed`: a file of the host that output goes to cannot be opened again inside (by way of
     /dev/stderr, say), so the command gets a pipe, which can."""
-    files = [fd for fd in fds[1:] if relayed and stat.S_ISREG(os.fstat(fd).st_mode)]
-    if not files:
-        with started(control, spec, fds) as run:
-            run.wait(signals)
-            return run.outcome()
+    files = [fd for fd in fds[1:] if relayed and _is_file(fd)]
     with contextlib.ExitStack() as stack:
+        feed = stack.enter_context(_fed(fds[0]))
+        source = fds[0] if feed is None else feed.reader
+        if not files:
+            run = stack.enter_context(started(control, spec, [source, *fds[1:]]))
+            run.wait(signals, feed=feed)
+            return run.outcome()
         relays: list[_Relay] = []
         for fd in files:
             # Two names of one file are one file: what is said on both stays in order.
@@ -105,11 +126,11 @@ def attached(
             for fd in fds[1:]
         ]
         try:
-            run = stack.enter_context(started(control, spec, [fds[0], *writers]))
+            run = stack.enter_context(started(control, spec, [source, *writers]))
         finally:
             for relay in relays:
                 os.close(relay.writer)
-        run.wait(signals, {relay.reader: relay.take for relay in relays})
+        run.wait(signals, {relay.reader: relay.take for relay in relays}, feed=feed)
         for relay in relays:
             relay.drain()
         return run.outcome()
@@ -123,12 +144,14 @@ def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | 
             reader, writer = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, reader)
             sinks.append(_Sink(reader, writer, cap))
+        feed = stack.enter_context(_fed(stdin))
+        source = stdin if feed is None else feed.reader
         try:
-            run = stack.enter_context(started(control, spec, [stdin, sinks[0].writer, sinks[1].writer]))
+            run = stack.enter_context(started(control, spec, [source, sinks[0].writer, sinks[1].writer]))
         finally:
             for sink in sinks:
                 os.close(sink.writer)
-        run.wait(signals, {sink.reader: sink.take for sink in sinks})
+        run.wait(signals, {sink.reader: sink.take for sink in sinks}, feed=feed)
         for sink in sinks:
             sink.drain()
         out, err = sinks
@@ -194,6 +217,59 @@ class _Relay:
         for _ in range(_PIPE_CHUNKS):
             if not _pass_on(self.reader, self.target):
                 return
+
+
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
+
+
+@contextlib.contextmanager
+def _fed(source: int) -> "Iterator[_Feed | None]":
+    """Standard input for a command, where the caller's is a file with a name: whoever has such a file can change it by way of
+    /proc/self/fd, though it was opened for reading only."""
+    if not _is_file(source) or os.fstat(source).st_nlink == 0:
+        yield None
+        return
+    feed = _Feed(source)
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+class _Feed:
+    """A pipe that a file of the caller's is poured into, as fast as it is read and no faster. What nobody read is the caller's
+    again: their place in the file is where the command stopped reading."""
+
+    def __init__(self, source: int) -> None:
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        self._source = source
+        os.set_blocking(self.writer, False)
+
+    def move(self) -> bool:
+        """Whether there is more."""
+        try:
+            chunk = os.read(self._source, _PIPE_ATOMIC)
+            if chunk:
+                os.write(self.writer, chunk)
+                return True
+        except BlockingIOError:
+            os.lseek(self._source, -len(chunk), os.SEEK_CUR)
+            return True
+        except OSError:
+            pass  # nobody reads any more
+        os.close(self.writer)
+        self.writer = -1
+        return False
+
+    def close(self) -> None:
+        left = struct.unpack("i", fcntl.ioctl(self.reader, termios.FIONREAD, b"\0" * 4))[0]
+        if left:
+            with contextlib.suppress(OSError):
+                os.lseek(self._source, -left, os.SEEK_CUR)
+        for fd in (self.reader, self.writer):
+            if fd >= 0:
+                os.close(fd)
 
 
 class _Keys:
@@ -289,9 +365,12 @@ class Running:
         streams: dict[int, Callable[[], bool]] | None = None,
         keys: "_Keys | None" = None,
         resized: Callable[[], None] | None = None,
+        feed: "_Feed | None" = None,
     ) -> None:
         streams = dict(streams or {})
         poll = select.poll()
+        if feed is not None:
+            poll.register(feed.writer, select.POLLOUT)
         poll.register(self._channel.fileno(), select.POLLIN)
         for fd in streams:
             poll.register(fd, select.POLLIN)
@@ -305,6 +384,9 @@ class Running:
                     self._hear()
                 elif signals is not None and fd == signals.sock.fileno():
                     self._signal(signals, resized)
+                elif feed is not None and fd == feed.writer:
+                    if not feed.move():
+                        poll.unregister(fd)
                 elif keys is not None and (fd == keys.source or events & select.POLLOUT):
                     keys.move()
                 elif fd in streams and not streams[fd]():

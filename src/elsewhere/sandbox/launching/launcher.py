@@ -369,6 +369,7 @@ class Launcher:
 
     def close(self) -> None:
         """Nothing that was made ahead of time stays."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told twice to go, we would leave half of it behind
         self._stock.empty()
         self._nursery.close()
         for front in self._fronts:
