@@ -141,7 +141,7 @@ _ALL = (
     _limit("cpus", "1.5", "how many processors' worth of time", "no limit"),
     _limit("pids", "256", "how many processes and threads at once", "4096"),
     _limit("disk", '"1G"', "how many bytes may be written, all layers together", "20G"),
-    _limit("open_files", "1024", "how many descriptors one process may have open", "the caller's own"),
+    _limit("open_files", "1024", "how many descriptors one process may have open", "the launcher's own"),
     _limit("timeout", '"10m"', "how long one command may take", "no limit"),
     _limit("ttl", '"2h"', "how long a sandbox lives", "24h for create"),
     _limit("idle", '"30m"', "how long a sandbox lives after the end of its last command", "no limit"),

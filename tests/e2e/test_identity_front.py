@@ -53,7 +53,7 @@ print(box.id, box.run('cat kept').stdout)
         (["--label", "a=c"], "labels"),
         (["--base", "live"], "base"),
         (["--base-ref", "HEAD"], "base_ref"),
-        (["--ttl", "1h"], "lifetime"),
+        (["--ttl", "1h"], "limits.ttl"),
         (["--project", "src"], "project"),
     ):
         error = error_of(person, "create", *asked, *differing)

@@ -14,7 +14,7 @@ from conftest import Person, eventually
 def test_a_run_that_changes_nothing_leaves_nothing(person: Person) -> None:
     document = person.json("run", "--", "true")
     assert document["sandbox"]["state"] == "removed"
-    assert person.json("list") == {"sandboxes": [], "total": 0, "healed": [], "broken": []}
+    assert person.json("list") == {"sandboxes": [], "total": 0, "waiting": [], "healed": [], "broken": []}
 
 
 def test_keep_and_discard(person: Person) -> None:

@@ -108,7 +108,7 @@ def executed(result: ExecResult) -> None:
         return
     if result.outcome.reason not in _PLAIN:
         print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
-    denials(of_command(result.record, result.outcome.denied))
+    denials(of_command(result.record, result.outcome.denied, result.request.argv))
 
 
 def denials(found: Iterable[dict[str, Any]]) -> None:
@@ -196,13 +196,13 @@ def run(result: RunResult) -> None:
     if not sys.stderr.isatty():
         if result.outcome.reason not in _PLAIN:
             print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
-        denials(of_command(result.record, result.outcome.denied))
+        denials(of_command(result.record, result.outcome.denied, result.argv))
         if result.kept:
             print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
         return
     colour = "31" if result.outcome.exit_code else "32"
     print(_paint(f"── {_ending(result.outcome)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
-    denials(of_command(result.record, result.outcome.denied))
+    denials(of_command(result.record, result.outcome.denied, result.argv))
     _names(result.record.project, result.changes, sys.stderr, limit=8)
     if result.kept:
         short = result.record.id.rpartition("-")[2]

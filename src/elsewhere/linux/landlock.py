@@ -11,7 +11,7 @@ import struct
 
 from elsewhere.linux import syscalls
 
-__all__ = ["FIRST_WITH_TRUNCATE", "READ", "WRITE", "abi", "keep_from_writing_elsewhere", "restrict", "scope"]
+__all__ = ["FIRST_WITH_TRUNCATE", "READ", "WRITE", "abi", "can_scope", "keep_from_writing_elsewhere", "restrict", "scope"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE, _IOCTL_DEV, _REFER = 1 << 14, 1 << 15, 1 << 13
@@ -38,17 +38,22 @@ def restrict(rules: list[tuple[str, int]]) -> None:
     _enforce(version, _handled(version), rules, scoped=version >= _FIRST_WITH_SCOPES)
 
 
+def can_scope() -> bool:
+    return _version_or_none() >= _FIRST_WITH_SCOPES
+
+
 def scope() -> bool:
-    """Reach nobody outside by signals or abstract sockets, for good; files are as before. False before Linux 6.12."""
-    version = _version_or_none()
-    if version < _FIRST_WITH_SCOPES:
+    """Reach nobody outside by signals or abstract sockets, for good; files are as before, unless something else of Landlock is
+    about files: together with that, nothing can be moved between directories any more. False before Linux 6.12."""
+    if not can_scope():
         return False
-    _enforce(version, 0, [], scoped=True)
+    _enforce(_version_or_none(), 0, [], scoped=True)
     return True
 
 
 def keep_from_writing_elsewhere(writable: list[str]) -> bool:
-    """Open for writing what lies beneath these and nothing else, for good. False before Linux 5.19.
+    """Open for writing what lies beneath these and nothing else, and reach nobody outside as with `scope`, for good. False before
+    Linux 5.19.
 
     A read-only mount keeps nobody from writing into a fifo or a device on it; this does. The paths are looked up now, so the
     sandbox's root must be in place. It costs two things: nobody inside can mount anything afterwards, and a file that was handed
@@ -58,7 +63,7 @@ def keep_from_writing_elsewhere(writable: list[str]) -> bool:
         return False
     # Once any file right is handled, moving between directories is denied unless it is handled and allowed, too.
     rules = [("/", _REFER), *((path, _WRITE_FILE) for path in writable)]
-    _enforce(version, _WRITE_FILE | _REFER, rules, scoped=False)
+    _enforce(version, _WRITE_FILE | _REFER, rules, scoped=version >= _FIRST_WITH_SCOPES)
     return True
 
 

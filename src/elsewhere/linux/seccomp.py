@@ -16,7 +16,7 @@ import struct
 
 from elsewhere.linux import syscalls
 
-__all__ = ["DENIED", "calls", "install", "install_best", "program"]
+__all__ = ["calls", "denied", "install", "install_best", "program"]
 
 _LD, _JEQ, _JGE, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERRNO, _NOTIFY, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
@@ -141,7 +141,11 @@ _CLONE3 = 435
 _QUIET = ("memory of others", "rings", "memory policy")
 _NESTING = ("mounts", "namespaces")
 
-DENIED = tuple(sorted(name for family in _DENIED.values() for name in family))
+
+def denied(*, nested: bool = False) -> list[str]:
+    """The calls that the filter refuses whatever their arguments are."""
+    families = {family: members for family, members in _DENIED.items() if not (nested and family in _NESTING)}
+    return sorted(name for members in families.values() for name in members)
 
 
 def calls() -> dict[int, tuple[str, str]]:

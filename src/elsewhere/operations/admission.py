@@ -175,7 +175,7 @@ def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple
         running = sum(record.is_alive(state, sandbox_id) for sandbox_id in state.sandbox_ids())
         running += sum(not claim.sandbox for claim in taken)
         if running >= most:
-            return f"{units.count(running, 'sandbox', 'sandboxes')} of at most {most} are running", ahead
+            return f"{running} of at most {units.count(most, 'sandbox', 'sandboxes')} running already", ahead
     if _available() < reserve:
         return f"less than {units.format_size(reserve)} of memory are free", ahead
     return ("others were here before", ahead) if ahead else ("", 0)

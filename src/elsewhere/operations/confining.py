@@ -112,7 +112,7 @@ def _share(text: str, state: State, project: str) -> Share:
         raise Refused(
             "share_refused",
             f"--share {text!r}: {'the socket of a container engine' if engine else 'a socket or fifo'} leads out of the sandbox",
-            hint="whoever can talk to the engine is root on the host: run the engine's commands outside, on promoted files"
+            hint="whoever can talk to the engine is root on the host: run its commands outside"
             if engine
             else "share files; a service of the host is not part of a sandbox",
         )

@@ -60,7 +60,7 @@ def create(
         "base_ref": wish.base_ref,
         "name": wish.name,
         "labels": wish.labels,
-        "settings": {key: value for key, value in wish.settings.items() if value is not None},
+        **{key: value for key, value in wish.settings.items() if value is not None},
     }
     request = wish.request or secrets.token_hex(8)
     who = identity.derive(wish.workflow or os.path.basename(found.path), wish.story or "sandbox", request)
@@ -174,7 +174,7 @@ def _existing(state: State, sandbox_id: str, asked: dict[str, Any]) -> Record | 
         return None
     if found.asked == asked:
         return found
-    differing = sorted(key for key in asked if found.asked.get(key) != asked[key])
+    differing = sorted(key for key in {*asked, *found.asked} if found.asked.get(key) != asked.get(key))
     raise InUse(
         "identity_in_use",
         f"the sandbox {sandbox_id!r} of this request was made with another {' and '.join(differing) or 'origin'}",

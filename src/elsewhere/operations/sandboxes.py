@@ -183,6 +183,8 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
         _refuse_owned(found)
         # Before the keeper is told: one that ends by itself must not end earlier than what is written here.
         found.expires_at = None if lifetime is None else wall() + lifetime
+        with contextlib.suppress(FileNotFoundError):  # somebody wants it: it is not idle
+            os.utime(os.path.join(state.sandbox(found.id), "journal"))
         reached = line.connect(state.sandbox(found.id)) if found.state == "running" else None
         if reached is not None:
             with reached:

@@ -2,9 +2,9 @@
 
     {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
 
-Told by the kernel: system calls that the filter refuses, devices that cannot be made, limits that were reached. Told by the
-output: a place that is hidden or read-only, named in an error message that we captured; the kernel tells nobody about those. What
-is told by nobody is listed in `docs/security.md`.
+`told_by` says how we know. The kernel tells of system calls that the filter refuses, of devices that cannot be made, of limits that
+were reached. The command's own output names places that are hidden or read-only: about those the kernel tells nobody. And of some
+programs (sudo) it is known what they cannot do. What is told by nobody is listed in `docs/security.md`.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 from elsewhere import units
 from elsewhere.linux import notifications
 from elsewhere.paths import is_within
+from elsewhere.sandbox import rungs
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Denied
 
@@ -23,6 +24,7 @@ _LOOKED_AT = 64 << 10  # of what a command said last
 _MOST = 20
 _REFUSALS = ("Permission denied", "Operation not permitted", "Read-only file system", "No such file or directory")
 _GAINS = ("sudo", "doas", "pkexec")
+_GAINED_NOTHING = ("no new privileges", "setuid root", "effective uid is not 0", "must be setuid")
 _NO_GAIN = (
     "no program gains privileges inside a sandbox (no_new_privs)",
     "run the command without it: root's sandboxes are root inside; an ordinary user's cannot be",
@@ -54,11 +56,12 @@ def _limit(name: str, record: Record) -> tuple[str, str]:
 def from_output(record: Record, argv: list[str], said: str) -> list[dict[str, Any]]:
     """Refusals that only the command's own words show. What it says is its own: it can lie about them, to itself."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    words = [os.path.basename(word) for word in argv[:1]] + (argv[-1].split() if argv[:2] == ["/bin/sh", "-c"] else [])
-    gains = [name for name in _GAINS if name in words or f"{name}:" in said]
-    for name in gains:
-        if "no new privileges" in said or "setuid root" in said or "effective uid is not 0" in said or "must be setuid" in said:
-            found["policy", name] = _denial("policy", name, *_NO_GAIN, told_by="output")
+    words = [os.path.basename(word) for word in (argv[-1].split() if argv[:2] == ["/bin/sh", "-c"] else argv[:1])]
+    ordinary = not rungs.named(record.mechanism).whole_machine
+    for name in _GAINS:
+        told = f"{name}:" in said and any(phrase in said for phrase in _GAINED_NOTHING)
+        if ordinary and (name in words or told):
+            found["policy", name] = _denial("policy", name, *_NO_GAIN, told_by="output" if told else "command")
     for line in said.splitlines():
         if len(found) >= _MOST:
             break
@@ -77,7 +80,7 @@ def _path_rule(record: Record, path: str) -> tuple[str, str] | None:
             return f"{place} is hidden", f"--share {path}"
     if record.confinement.get("view") == "project" and os.path.lexists(path) and not is_within(path, record.project):
         return "the project view shows the system, toolchains and the project only", f"--share {path}, or --view machine"
-    if not _is_writable(record, path) and os.path.lexists(path):
+    if not _is_writable(record, path) and os.path.lexists(os.path.dirname(path)):
         return "this place is read-only in an ordinary user's sandbox", f"--share {path}:rw, if reality is meant"
     return None
 

@@ -604,7 +604,7 @@ def _replaced(path: str) -> bool:
 
 
 def _attributes(mount: Mount) -> int:
-    """An overlay does not inherit these from what lies below it. Devices are in /dev; a node that lies anywhere else leads out."""
+    """An overlay does not inherit these from what lies below it. A device that lies anywhere but in /dev leads out."""
     known = {"nosuid": sys_.MOUNT_ATTR_NOSUID, "noexec": sys_.MOUNT_ATTR_NOEXEC}
     return sys_.MOUNT_ATTR_NODEV | sum(bit for option, bit in known.items() if option in mount.options)
 

@@ -228,8 +228,10 @@ class Keeper:
             most = wanted if hard < 0 else min(wanted, hard)
             resource.setrlimit(_RLIMITS[name], (most, most))
         self._watch.arm(rules, *(fds or (-1, -1)))
-        if "writable" in rules:
+        if rules.get("writable"):
             landlock.keep_from_writing_elsewhere(rules["writable"])
+        elif rules.get("scope"):
+            landlock.scope()
         self._idle, self._idle_since = rules.get("idle"), time.monotonic()
         self._listener.listen(64)
         self._poll.register(self._listener.fileno(), select.POLLIN)
@@ -267,6 +269,7 @@ class Keeper:
             peer.send(self._kill_one(*message[1:]) if word == "kill" else self._cancel(message[1]))
         elif word == "expire":
             self._expires = None if message[1] is None else time.monotonic() + message[1]
+            self._idle_since = time.monotonic()
             peer.send(b"done")
         elif word == "root":
             self._hand_out(peer, word, os.open("/", os.O_PATH | os.O_CLOEXEC))

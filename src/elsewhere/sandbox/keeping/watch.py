@@ -23,6 +23,7 @@ __all__ = ["Meter", "Watch"]
 _LOOK_S = 0.2
 _DUTY = 20  # looking may take one part in so many of the time
 _FULL, _FULL_PART = 1 << 20, 50
+_TRIES, _TRY_S = 5, 0.0005
 _OWN_PART = 16 << 20  # what a sandbox must have written before the host's full disk is its fault
 
 
@@ -37,10 +38,14 @@ class Meter:
     io: int = -1
 
     def follow(self, pid: int) -> None:
-        try:
-            self.io = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            pass  # a kernel that does not count, or somebody else's process by now: then nobody knows
+        for _ in range(_TRIES):
+            try:
+                self.io = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
+                return
+            except PermissionError:  # of a process that is still becoming its program nobody may know anything, for a moment
+                time.sleep(_TRY_S)
+            except OSError:
+                return  # a kernel that does not count: then nobody knows
 
     def written(self) -> int | None:
         """Bytes that it, and those of its children that it waited for, caused to be written."""
@@ -109,18 +114,25 @@ class Watch:
         self._next = 0.0
 
     def _look_at_disk(self, now: float) -> bool:
-        """Whether somebody has to be ended for it: a limit that is hard ends nobody, but the host's disk must not fill."""
+        """Whether somebody has to be ended for it: a limit that is hard ends nobody, but the host's disk must not fill. Beside
+        such a file system lies what commands that nobody waits for say: as much again, and no more."""
         if self._hard:
             if self._is_full():
                 self._reached.add("disk")
             self._disk_used = _taken(self._layers)
-        else:
             try:
-                self._disk_used = measuring.used(self._layers, deadline=now + 1.0).bytes
+                beside = measuring.used(self._host, deadline=now + 1.0).bytes
             except OSError:
-                return False
-            if self._disk is not None and self._disk_used > self._disk:
+                beside = 0
+            if beside > 2 * _size(self._layers):
                 return True
+            return max(self._disk_used, beside) > _OWN_PART and _free(self._host) < self._reserve
+        try:
+            self._disk_used = measuring.used(self._layers, deadline=now + 1.0).bytes
+        except OSError:
+            return False
+        if self._disk is not None and self._disk_used > self._disk:
+            return True
         return self._disk_used > _OWN_PART and _free(self._host) < self._reserve
 
     def _is_full(self) -> bool:
@@ -221,6 +233,11 @@ class Watch:
 def _taken(fd: int) -> int:
     room = os.fstatvfs(fd)
     return (room.f_blocks - room.f_bfree) * room.f_frsize
+
+
+def _size(fd: int) -> int:
+    room = os.fstatvfs(fd)
+    return room.f_blocks * room.f_frsize
 
 
 def _free(fd: int) -> int:

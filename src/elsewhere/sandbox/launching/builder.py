@@ -335,7 +335,10 @@ def _keeper(
         keeper = Keeper(control, alone=True, gauges=gauges)
         capabilities.give_up_all_but(capabilities.KEPT if os.getuid() == 0 else ())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
-        facts = _seal(keeper, programs)
+        # An ordinary user's keeper does it once its root stands, together with what is about files: one after the other, the two
+        # would forbid to move anything.
+        scoped = landlock.scope() if whole_machine else landlock.can_scope()
+        facts = _seal(keeper, programs, scoped=scoped)
         wire.send(builder_end, ("sealed", {**facts, **group}), [proc_mount])
         os.close(proc_mount)
         builder_end.close()
@@ -346,11 +349,10 @@ def _keeper(
     keeper.serve()
 
 
-def _seal(keeper: Keeper, programs: Filters) -> dict[str, Any]:
-    """For good: the filter, and no talking to what is outside. What became of it is told."""
+def _seal(keeper: Keeper, programs: Filters, *, scoped: bool) -> dict[str, Any]:
+    """For good: the filter. What became of it is told."""
     _quiet_signals()
     sys_.prctl(sys_.PR_SET_NO_NEW_PRIVS, 1)
-    scoped = landlock.scope()
     listener = seccomp.install_best(*programs)
     if listener >= 0:
         keeper.hear_of_refusals(listener)
@@ -413,7 +415,7 @@ def _landlocked_keeper(
             capabilities.give_up_all_but(())
         sys_.prctl(sys_.PR_SET_DUMPABLE, 0)
         step = "filter"
-        facts = _seal(keeper, programs)
+        facts = _seal(keeper, programs, scoped=landlock.can_scope())
         wire.send(starter, ("sealed", pid, {**facts, **group}))
         starter.close()
     except BaseException as error:

@@ -376,9 +376,8 @@ class Launcher:
             front.close()
         self._stand.close()
         self._sweeper.close()  # it empties the trash once more, and ends
-        self._remove_groups()
 
-    def _remove_groups(self) -> None:
+    def remove_groups(self) -> None:
         """Those that our blanks were in, as soon as these have noticed that nobody wants them."""
         deadline = time.monotonic() + _LEAVING_S
         while set(cgroups.left_over(groups_host(), f"{os.getpid()}-")) - self._living and time.monotonic() < deadline:
@@ -439,4 +438,6 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
         launcher.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place)
+        os.close(lock)  # the next one may come; what is left takes a moment
+        launcher.remove_groups()
     return 0

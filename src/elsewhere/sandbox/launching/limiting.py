@@ -65,8 +65,9 @@ def open_up(made: Record, raised: Raised, reserve: int) -> None:
         "reserve": reserve,
         "idle": limits.get("idle"),
     }
-    if not raised.mechanism.whole_machine and not raised.mechanism.copy and not made.confinement.get("nested"):
-        rules["writable"] = _writable(raised.view.plan)
+    if not raised.mechanism.whole_machine and not raised.mechanism.copy:
+        nested = bool(made.confinement.get("nested"))  # Landlock about files would forbid to mount
+        rules |= {"scope": nested, "writable": [] if nested else _writable(raised.view.plan)}
     watched = raised.layers_fd if raised.layers_fd >= 0 else raised.seen_fd
     wire.send(raised.control, ("open", rules), [watched, raised.seen_fd] if raised.seen_fd >= 0 else [])
     if raised.seen_fd >= 0:
