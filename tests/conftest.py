@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,6 +231,16 @@ def eventually(condition: Any, seconds: float = 10.0) -> bool:
     return bool(condition())
 
 
+def groups_of(person: Person) -> list[str]:
+    """Control groups that belong to this person's state directory."""
+    mark = f"{zlib.crc32(os.fsencode(person.state)):08x}-"
+    return [f"{place}/{name}" for place, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(mark)]
+
+
+def loop_devices() -> set[str]:
+    return {place.name for place in Path("/sys/block").glob("loop*") if (place / "loop").exists()}
+
+
 def host_mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text().splitlines()
 
@@ -276,7 +287,7 @@ def make_person(kind: str, library: Path, uid: int = UID) -> Person:
 
 
 def dismiss(person: Person) -> None:
-    """Nothing may be left: no process, no mount, no directory that cannot be removed."""
+    """Nothing may be left: no process, no mount, no control group, no directory that cannot be removed."""
     if (person.state / "sandboxes").is_dir() and any((person.state / "sandboxes").iterdir()):
         person.elsewhere("rm", "--all", "--force", cwd="/")  # some live on their own, and are meant to
     person.stop_launcher()
@@ -288,6 +299,7 @@ def dismiss(person: Person) -> None:
     for pid, _ in left:
         os.kill(pid, 9)
     mounts = [line for line in host_mounts() if str(person.place) in line]
+    groups = [] if eventually(lambda: not groups_of(person), 3) else groups_of(person)
     if os.geteuid() == 0:
         shutil.rmtree(person.place)
     else:
@@ -295,6 +307,7 @@ def dismiss(person: Person) -> None:
         shutil.rmtree(person.place)
     assert not left, f"processes were left behind: {left}"
     assert not mounts, f"mounts were left behind: {mounts}"
+    assert not groups, f"control groups were left behind: {groups}"
 
 
 @pytest.fixture(params=["root", "user"])
@@ -323,11 +336,8 @@ def user(library: Path) -> Iterator[Person]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """The host after all tests is the host before them."""
-    before = host_mounts()
-    loops = Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())
+    """The host after all tests is the host before them. Others may test at the same time, and have loop devices for a while."""
+    before, loops = host_mounts(), loop_devices()
     yield
     assert host_mounts() == before
-    assert (
-        Path("/sys/block").exists() and sorted(p.name for p in Path("/sys/block").glob("loop*") if (p / "loop").exists())
-    ) == loops
+    assert eventually(lambda: loop_devices() <= loops, 90), loop_devices() - loops

@@ -5,10 +5,10 @@ so that the same test proves the group of one person and the watchdog of another
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,18 @@ def launchers(person: Person) -> list[int]:
     return [pid for pid, words in person.processes() if "elsewhere.cli.launch" in words]
 
 
-def groups_of(pids: list[int]) -> list[str]:
-    """Groups of the kernel's that these launchers made, wherever they lie."""
-    marks = tuple(f"{pid}-" for pid in pids)
-    return [
-        str(place / name)
-        for place in _parents(Path("/sys/fs/cgroup"))
-        for name in os.listdir(place)
-        if marks and name.startswith(marks)
-    ]
+def groups_of(person: Person) -> list[str]:
+    """Groups of the kernel's that this person's launchers made, wherever they lie: the name says of which state directory."""
+    mark = f"{zlib.crc32(os.fsencode(person.state)):08x}-"
+    return [str(place / name) for place in _parents(Path("/sys/fs/cgroup")) for name in listed(place) if name.startswith(mark)]
+
+
+def listed(place: Path) -> list[str]:
+    """Empty if it is gone: others' come and go."""
+    try:
+        return os.listdir(place)
+    except OSError:
+        return []
 
 
 def _parents(top: Path) -> Iterator[Path]:
@@ -98,27 +101,21 @@ def loops_of(person: Person) -> list[str]:
 
 def archived(person: Person) -> list[str]:
     place = person.state / "archive"
-    return sorted(os.listdir(place)) if place.is_dir() else []
+    return sorted(listed(place))
 
 
 def leaves_nothing(person: Person) -> None:
     """Everything that this person has is removed; then there is no process, group, loop device, mount, claim or sandbox of it."""
-    mine = launchers(person)
-    for path in (person.state / "sandboxes").glob("*/sandbox.json"):
-        group = json.loads(path.read_bytes()).get("group")
-        if group:
-            mine.append(int(os.path.basename(next(iter(group[1].values()))).partition("-")[0]))
     person.elsewhere("rm", "--all", "--force", cwd="/")
     listing = person.json("list", cwd="/")
     assert (listing["sandboxes"], listing["waiting"]) == ([], [])
-    assert set(os.listdir(person.state / "claims")) <= {"lock"} if (person.state / "claims").is_dir() else True
-    mine += launchers(person)
+    assert set(listed(person.state / "claims")) <= {"lock"}
     person.stop_launcher()
     if not eventually(lambda: not launchers(person), 3):
         for pid in launchers(person):  # one that was started in other namespaces cannot be reached from here
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
     assert eventually(lambda: not person.processes()), person.processes()
-    assert eventually(lambda: not groups_of(mine)), groups_of(mine)
+    assert eventually(lambda: not groups_of(person)), groups_of(person)
     assert eventually(lambda: not loops_of(person)), loops_of(person)
     assert not [line for line in host_mounts() if str(person.place) in line]

@@ -258,7 +258,14 @@ def from_given(given: Mapping[str, object]) -> dict[str, Any]:
             continue
         if name not in KEYS:
             raise unknown(name, KEYS)
-        found[name] = _parsed(KEYS[name], list(value) if isinstance(value, tuple) else value, name, "")
+        key, option = KEYS[name], f"--{KEYS[name].name.replace('_', '-')}"
+        try:
+            found[name] = _PARSERS[key.kind](key, list(value) if isinstance(value, tuple) else value, "")
+        except _Wrong as wrong:
+            example = key.example.strip("[]").split(",")[0].strip('"')
+            raise UsageError(
+                "bad_option", f"{option} {_shortened.repr(value)} {wrong}", hint=f"for example: {option} {example}"
+            ) from None
     return found
 
 

@@ -87,6 +87,7 @@ def test_what_was_asked_for_is_refused_and_nothing_runs(person: Person, lacking:
     code, document, errors = elsewhere("run", "--json", *option, *share, "--best-effort", "--", "touch", f"{place}/ran")
     assert code == 0, errors
     assert [path.name for path in place.iterdir()] == ["ran"]
+    assert f"elsewhere: best effort: {name}: not enforced" in errors
     assert document["sandbox"]["enforced"]["limits"][name].startswith("not enforced")
     assert document["sandbox"]["limits"][name] > 0
 
@@ -113,7 +114,7 @@ def test_it_binds_wherever_it_was_asked_for(person: Person, source: str) -> None
         (person.project / "elsewhere.toml").write_text('[limits]\nmemory = "64M"\n')
     else:
         (person.home / ".config" / "elsewhere").mkdir(parents=True)
-        (person.home / ".config" / "elsewhere" / "config.toml").write_text('[limits]\nmemory = "64M"\n')
+        (person.home / ".config" / "elsewhere" / "elsewhere.toml").write_text('[limits]\nmemory = "64M"\n')
         person.own(person.home)
     code, document, _ = elsewhere("run", "--json", "--share", f"{place}:rw", "--", "touch", f"{place}/ran")
     assert (code, document["error"]["code"]) == (125, "limit_not_enforceable"), document

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Person, eventually, host_mounts
+from conftest import Person, eventually, groups_of, host_mounts
 
 UNFINISHED = ("pending", "creating", "running", "completing")
 TERMINAL = ("completed", "failed", "cancelled")
@@ -168,8 +168,7 @@ def nothing_is_left(person: Person) -> None:
     assert not [line for line in host_mounts() if str(person.state) in line]
     sockets = [place for place in (person.state / "run").iterdir() if stat.S_ISSOCK(place.lstat().st_mode)]
     assert not sockets, sockets
-    groups = [directory for directory, names, _ in os.walk("/sys/fs/cgroup") for name in names if "elsewhere" in name]
-    assert not groups, groups
+    assert eventually(lambda: not groups_of(person), PATIENCE_S), groups_of(person)
 
 
 # -- killing ---

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Person, eventually
-from limited import MEMORY, archived, held, hog, leaves_nothing, limit, loops_of, start
+from limited import MEMORY, archived, groups_of, held, hog, leaves_nothing, limit, loops_of, start
 
 FORKS = "for i in $(seq 60); do sleep 20 & done; echo all; exit 0"
 BURN = "import time; end = time.monotonic() + {wall}\nwhile time.monotonic() < end: pass"
@@ -101,6 +101,7 @@ def test_a_sandbox_survives_the_memory_kill_of_a_command(person: Person) -> None
         following = inside(person, "echo", "fine")
         assert (following["stdout"], following["reason"], following["denials"]) == ("fine\n", "exited", [])
     assert person.json("inspect", "box")["sandbox"]["keeper"]["pid"] == keeper
+    assert bool(groups_of(person)) == bool(record(person)["group"]), "what is looked for afterwards is found now"
 
 
 def test_files_in_memory_are_memory(person: Person) -> None:

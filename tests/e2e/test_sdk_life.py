@@ -72,7 +72,7 @@ assert Sandbox.list() == []
 assert refused(lambda: Sandbox.get('kept')) == 'sandbox_not_found'
 assert refused(lambda: Sandbox.get('kept', on_exit='promote')) == 'bad_on_exit'
 assert refused(lambda: Sandbox.create(name='a/b')) == 'bad_name'
-assert refused(lambda: Sandbox.create(ttl='soon')) == 'bad_duration'
+assert refused(lambda: Sandbox.create(ttl='soon')) == 'bad_option'
 # An error in the block is the caller's own, and the sandbox ends all the same.
 try:
     with Sandbox.create(name='failing') as box:

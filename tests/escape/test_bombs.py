@@ -120,7 +120,7 @@ def test_a_flood_of_output_is_cut_off(person: Person) -> None:
 def test_a_flood_of_output_that_nobody_reads_does_not_fill_the_disk(person: Person) -> None:
     """What a detached command says goes to a file, which is no layer of the sandbox's own."""
     person.json("create", "--name", "box", *limit(person, **LIMITS))
-    request = person.json("exec", "-d", "--timeout", "20s", "box", "--", "yes")["command"]["request"]
+    request = person.json("exec", "-d", "--timeout", "4s", "box", "--", "yes")["command"]["request"]
 
     def end() -> dict[str, Any]:
         return next(one for one in person.json("requests", "box")["requests"] if one["id"] == request)

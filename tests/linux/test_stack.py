@@ -42,7 +42,7 @@ for number, step in enumerate(steps):
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
     make_directories(drawn, Base(), directory, rungs.ladder()[0])
-    blank = builder.blank(view.standing(whole_machine=whole), state.path, builder.Kind(whole), groups=groups())
+    blank = builder.blank(view.standing(whole_machine=whole), state.path, builder.Kind(whole), groups=groups(state))
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)
@@ -105,7 +105,7 @@ host = Host.look(os.environ['HOME'], state.path)
 directory = state.room('spare') + '/twice'
 os.mkdir(directory, 0o711)
 def take(kind):
-    return builder.blank(view.standing(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups())
+    return builder.blank(view.standing(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups(state))
 first = mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 try:
     mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)

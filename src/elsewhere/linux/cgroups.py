@@ -23,7 +23,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elsewhere.linux.gauges import MOVERS, WORK, Gauges, keeper_place, work_place
@@ -389,10 +389,10 @@ def _groups(host: Host) -> dict[str, Group]:
     return {name: Group(host.version, {c: os.path.join(base, _PARENT, name) for c, base in host.bases.items()}) for name in names}
 
 
-def left_over(host: Host, prefix: str) -> list[str]:
-    """What is still there of the groups whose names begin like this, once those without a process are removed. Whoever made them
-    makes no more."""
-    groups = {name: group for name, group in _groups(host).items() if name.startswith(prefix)}
+def left_over(host: Host, is_left_over: Callable[[str], bool]) -> list[str]:
+    """What is still there of the groups with such names, once those without a process are removed. Whoever made them makes no
+    more."""
+    groups = {name: group for name, group in _groups(host).items() if is_left_over(name)}
     return sorted(name for name, group in groups.items() if not (_is_left_over(group, 0.0) and remove(group, 0)))
 
 

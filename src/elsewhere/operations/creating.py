@@ -119,7 +119,17 @@ def raise_sandbox(
     with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
         belongs_to(made.id)
+        loose = _not_held(made.record, confined)
+        if loose and remark is not None:
+            remark(f"best effort: {loose}")
         return made
+
+
+def _not_held(made: Record, confined: Confined) -> str:
+    """What was asked for and runs without, in words; without best effort there would be no sandbox."""
+    holds = made.enforced.get("limits", {})
+    asked = [name for name in confined.settings.limits().given() if str(holds.get(name, "")).startswith("not enforced")]
+    return "; ".join(f"{name}: {holds[name]}" for name in asked)
 
 
 def _raise(

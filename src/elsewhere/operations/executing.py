@@ -206,6 +206,7 @@ def log_files(box: Live) -> Outputs:
     place = os.path.join(box.directory, "logs")
     with contextlib.suppress(FileExistsError):
         os.mkdir(place, 0o700)
+        os.chmod(place, 0o755)  # the keeper, who has no powers, counts what is said; nobody else gets as far as here
     stem = os.path.join(place, os.urandom(6).hex())
     return Outputs(f"{stem}.out", f"{stem}.err")
 

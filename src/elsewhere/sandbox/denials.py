@@ -2,9 +2,9 @@
 
     {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
 
-`told_by` says how we know. The kernel tells of system calls that the filter refuses, of devices that cannot be made, of limits that
-were reached. The command's own output names places that are hidden or read-only: about those the kernel tells nobody. And of some
-programs (sudo) it is known what they cannot do. What is told by nobody is listed in `docs/security.md`.
+`told_by` says how we know. The kernel tells of system calls that the filter refuses, of devices that cannot be made and of limits
+that were reached. The command's own output names places that are hidden or read-only: about those the kernel tells nobody. And of
+some programs (sudo) it is known what they cannot do. What is told by nobody is listed in `docs/security.md`.
 """
 
 import os

@@ -113,6 +113,8 @@ def _sync(path: str) -> None:
 def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, archive: bool) -> str | None:
     """Away with the directory, in constant time. The place in the archive, if it went there."""
     directory = state.sandbox(sandbox_id)
+    if found is not None and found.group is not None:
+        cgroups.remove(Group(*found.group), 0.0)  # of a keeper that died before
     if not archive:
         trash.discard(directory, state.room("trash"))
         return None

@@ -369,13 +369,6 @@ def recover(state: State) -> None:
     with os.scandir(state.room("spare")) as entries:
         for entry in entries:
             maker = entry.name.partition("-")[0]
-            if not record.is_held(entry.path) and not _is_running(maker):
+            if not record.is_held(entry.path) and not mechanisms.is_running(maker):
                 trash.discard(entry.path, state.room("trash"))
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
+    mechanisms.groups_left_over(state)

@@ -37,7 +37,7 @@ from elsewhere.linux.cgroups import Group
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching import creation, forking, sweeper
 from elsewhere.sandbox.launching.fronts import Front, Stand
-from elsewhere.sandbox.launching.mechanisms import groups_host
+from elsewhere.sandbox.launching.mechanisms import groups_host, groups_left_over
 from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.launching.stock import Stock
 from elsewhere.sandbox.records import record, truth
@@ -380,7 +380,7 @@ class Launcher:
     def remove_groups(self) -> None:
         """Those that our blanks were in, as soon as these have noticed that nobody wants them."""
         deadline = time.monotonic() + _LEAVING_S
-        while set(cgroups.left_over(groups_host(), f"{os.getpid()}-")) - self._living and time.monotonic() < deadline:
+        while set(groups_left_over(self._state)) - self._living and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _leave(self) -> NoReturn:

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,8 +40,11 @@ __all__ = [
     "Raising",
     "begin",
     "draw",
+    "group_name",
     "groups",
     "groups_host",
+    "groups_left_over",
+    "is_running",
     "keeps_disk",
     "make_directories",
     "raise_sandbox",
@@ -145,9 +149,34 @@ def groups_host() -> cgroups.Host:
     return cgroups.look()
 
 
-def groups() -> Groups:
+def group_name(state: State, rest: object) -> str:
+    """Whose it is can be told by its name: of which state directory, of which launcher."""
+    return f"{zlib.crc32(os.fsencode(state.path)):08x}-{os.getpid()}-{rest}"
+
+
+def groups_left_over(state: State) -> list[str]:
+    """What is still there of our own groups, and of those of launchers that are gone, once the empty ones are removed."""
+    whose = group_name(state, "").split("-")[0]
+
+    def ours(name: str) -> bool:
+        owner, _, rest = name.partition("-")
+        maker = rest.partition("-")[0]
+        return owner == whose and (maker == str(os.getpid()) or not is_running(maker))
+
+    return cgroups.left_over(groups_host(), ours)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def groups(state: State) -> Groups:
     """Where the next group is made, and how it is called."""
-    return Groups(groups_host(), f"{os.getpid()}-{secrets.token_hex(4)}")
+    return Groups(groups_host(), group_name(state, secrets.token_hex(4)))
 
 
 def raise_sandbox(mechanism: Mechanism, subject: Subject, state: State, directory: str, take: BlankSource) -> Raised:
@@ -155,7 +184,7 @@ def raise_sandbox(mechanism: Mechanism, subject: Subject, state: State, director
     rung does not stand here."""
     if mechanism.copy:
         try:
-            return _copied(mechanism, subject, directory)
+            return _copied(mechanism, subject, state, directory)
         except OSError as error:
             raise _as_build_failure(error) from error
     try:
@@ -254,7 +283,7 @@ def _fuse_blank(drawn: View, state: State, directory: str, kind: Kind) -> Blank:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise BuildFailed("fuse-overlayfs", errno.EACCES, "/dev/fuse cannot be opened")
     fuse = Fuse(program, directory, drawn.layers)
-    return builder.blank(drawn.plan.standing, state.path, kind, groups=groups(), fuse=fuse)
+    return builder.blank(drawn.plan.standing, state.path, kind, groups=groups(state), fuse=fuse)
 
 
 def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechanism) -> None:
@@ -333,7 +362,7 @@ def take_after(layer: Layer, upper: str, mechanism: Mechanism) -> None:
     os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
+def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str) -> Raised:
     """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
     host, project = subject.host, subject.project
     if subject.base.layers:
@@ -379,7 +408,7 @@ def _copied(mechanism: Mechanism, subject: Subject, directory: str) -> Raised:
     rules += [
         (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
     ]
-    keeper, guardian, control, sealed = builder.landlocked(rules, groups(), nested=subject.confinement.nested)
+    keeper, guardian, control, sealed = builder.landlocked(rules, groups(state), nested=subject.confinement.nested)
     _settle_in(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(

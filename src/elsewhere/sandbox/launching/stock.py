@@ -124,7 +124,7 @@ class Stock:
         return blank
 
     def _make_blank(self, kind: Kind) -> Blank:
-        return self._nursery.blank(kind, f"{os.getpid()}-{next(self._names)}")
+        return self._nursery.blank(kind, mechanisms.group_name(self._state, next(self._names)))
 
     # -- ahead of time ----------------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
 
     def take(kind: Kind) -> Blank:
         standing = view.standing(whole_machine=kind.whole_machine)
-        return builder.blank(standing, state.path, kind, groups=mechanisms.groups())
+        return builder.blank(standing, state.path, kind, groups=mechanisms.groups(state))
 
     raised = None
     try:
