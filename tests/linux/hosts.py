@@ -7,6 +7,8 @@
     --bind FROM:TO     FROM is bound on TO
     --autofs PATH      an automount point nobody serves; "triggered" on stderr if something asked it to mount
     --no-fuse          /dev without /dev/fuse
+    --node NAME        with --no-fuse: another name of /dev/zero in /dev
+    --plant PATH       another file system at PATH, with a file named ew-secret in it
     --deny NAME,…      a system-call filter that answers EPERM, as an outer container has
     --mask-proc        a part of /proc is covered, as in most containers
     --uid N            give up root
@@ -114,6 +116,7 @@ def main() -> None:
     parser.add_argument("--bind", action="append", default=[])
     parser.add_argument("--autofs")
     parser.add_argument("--plant", action="append", default=[])
+    parser.add_argument("--node", action="append", default=[])
     parser.add_argument("--no-fuse", action="store_true")
     parser.add_argument("--mask-proc", action="store_true")
     parser.add_argument("--deny", default="")
@@ -143,6 +146,9 @@ def main() -> None:
             overlay_at(asked.stage, asked.overlay_state, asked.uid)
         if asked.no_fuse:
             os.unlink("/dev/fuse")
+            for name in asked.node:
+                os.mknod(f"/dev/{name}", 0o20666, os.makedev(1, 5))
+                os.chmod(f"/dev/{name}", 0o666)
         if asked.mask_proc:
             sys_.mount("tmpfs", "/proc/acpi" if os.path.isdir("/proc/acpi") else "/proc/sys", "tmpfs", sys_.MS_RDONLY, "")
         if asked.uid:

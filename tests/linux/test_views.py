@@ -440,6 +440,32 @@ def test_the_plan_says_what_is_shared(person: Person, shared: Path) -> None:
     assert plan[str(shared / "deep")] == "shared, writable: what is written here is written in reality"
 
 
+def test_shares_that_are_refused(person: Person, shared: Path) -> None:
+    """What would give the sandbox away is never shown, and the error says what to do instead."""
+    (person.project / "way-out").symlink_to(person.place / "data")
+    os.mkfifo(shared / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(shared / "docker.sock"))
+        for path, word in {
+            "/": "home directory",
+            person.home: "home directory",
+            person.place: "home directory",
+            person.state: "state",
+            person.state / "run": "state",
+            person.project / "way-out": "leads out of the project",
+            shared / "docker.sock": "container engine",
+            shared / "fifo": "fifo",
+            "/dev/null": "device",
+            shared / "missing": "there is no",
+        }.items():
+            done = person.elsewhere("run", "--json", "--share", path, "--", "touch", "ran")
+            error = json.loads(done.stdout)["error"]
+            assert error["code"] in ("share_refused", "share_missing"), path
+            assert word in error["message"], error
+            assert error["hint"]
+            assert not (person.project / "ran").exists()
+
+
 # -- devices, /sys and /proc ---
 
 
@@ -474,6 +500,19 @@ def test_a_device_works_inside_for_whoever_may_use_it(person: Person, node: Path
 def test_the_hosts_sysfs_is_masked(person: Person, place: str) -> None:
     assert inside(person, f"ls -A /sys/{place}")[1] == ""
     assert said(person, "ls /sys/devices/system/cpu") != ""
+
+
+def test_graphics_cards_show_when_asked_for(person: Person) -> None:
+    """The nodes are told by their names, which is all that is looked at here: this one gives zeros."""
+    done = person.elsewhere("run", "--json", "--gpu", "--", "true")
+    if not os.path.exists("/dev/nvidia0"):
+        assert json.loads(done.stdout)["error"]["code"] == "no_gpu"
+    needs_root()
+    host = Elsewhere(person, "--no-fuse", "--node", "nvidia0", "--node", "nvidiactl")
+    line = "ls /dev | grep nvidia; head -c 1 /dev/nvidia0 | od -An -tx1"
+    code, document, errors = host("run", "--json", "--gpu", "-c", line)
+    assert (code, document["command"]["stdout"].split()) == (0, ["nvidia0", "nvidiactl", "00"]), errors
+    assert host("run", "--json", "-c", "ls /dev | grep nvidia")[0] == 1, "the control: unasked they are not there"
 
 
 def test_nothing_can_be_written_below_sys(person: Person) -> None:
