@@ -335,18 +335,18 @@ def test_lists_add_up_over_all_sources(world: World) -> None:
 
 
 def test_limits_are_those_that_were_asked_for(world: World) -> None:
-    assert world.resolve().limits() == limits.Limits()
+    assert world.resolve().asked_limits() == {}
     world.user_file.write_text('[limits]\nmemory = "1G"\nidle = "5m"\n')
-    assert world.resolve({"limits.pids": 7}).limits() == limits.Limits(memory="1G", idle="5m", pids=7)
-    assert world.resolve().tight_limits() == limits.Limits()
+    assert world.resolve({"limits.pids": 7}).asked_limits() == {"memory": 1 << 30, "idle": 300.0, "pids": 7}
+    assert world.resolve().tight_limits() == {}
 
 
 def test_untrusted_brings_its_own_values(world: World) -> None:
     for found in (world.resolve({"sandbox.untrusted": True}), world.resolve(ELSEWHERE_UNTRUSTED="1")):
         assert (found["sandbox.view"], found["sandbox.network"]) == ("project", "none")
         assert found.asked("sandbox.view")
-        assert found.limits() == limits.Limits()
-        assert found.tight_limits() == limits.UNTRUSTED
+        assert found.asked_limits() == {}
+        assert found.tight_limits() == limits.UNTRUSTED.given()
 
 
 def test_untrusted_tightens_weaker_sources_and_leaves_stronger_ones(world: World) -> None:

@@ -61,7 +61,6 @@ class Gauges:
     def __init__(self, group: "Group", *, doors: bool = True) -> None:
         """Without `doors` nothing is opened for writing, and only reading works."""
         self._version = group.version
-        self.dear = group.version == 2  # going in and out: see `MOVERS`
         self._readers: dict[str, tuple[int, bytes]] = {}
         self._to_work: list[int] = []
         self._to_keeper: list[int] = []

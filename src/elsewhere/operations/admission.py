@@ -87,7 +87,7 @@ def admitted(
     state: State, confined: Confined, tell: Tell | None = None, pause: Pause = time.sleep
 ) -> Iterator[Callable[[str], None]]:
     """While there is room for this one; inside, whoever makes it says which sandbox it became."""
-    with _admitted(state, confined.settings, confined.settings.limits().given(), tell, pause) as belongs_to:
+    with _admitted(state, confined.settings, confined.settings.asked_limits(), tell, pause) as belongs_to:
         yield belongs_to
 
 
@@ -258,6 +258,12 @@ def _total() -> int:
 
 
 def _available() -> int:
+    """At least what is free; what can be freed besides is asked for only where that is not enough."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free if free > _total() // 4 else _available_in_all()
+
+
+def _available_in_all() -> int:
     with open("/proc/meminfo", "rb") as stream:
         for line in stream:
             if line.startswith(b"MemAvailable:"):

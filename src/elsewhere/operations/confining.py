@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elsewhere.errors import Refused, Unavailable, UsageError
-from elsewhere.limits import DEFAULTS, Limits
+from elsewhere.limits import DEFAULTS
 from elsewhere.meeting import home_directory
 from elsewhere.operations import settings
 from elsewhere.operations.settings import Resolved
@@ -18,7 +18,8 @@ from elsewhere.storage.state import State
 
 __all__ = ["Confined", "confine"]
 
-_LIVES = Limits(ttl="24h")
+_DEFAULTS = DEFAULTS.given()
+_LIVES = {**_DEFAULTS, "ttl": 24 * 3600.0}
 _ONLY_LIVING = ("ttl", "idle")
 _TOOLCHAIN_VARIABLES = (
     "VIRTUAL_ENV",
@@ -84,9 +85,9 @@ def confine(
 def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[str]]:
     """The built-in ones, and the tight ones of untrusted work, are best effort; what somebody asked for by itself binds, unless
     they said that it need not."""
-    asked = resolved.limits()
-    wanted = asked.over(resolved.tight_limits().over(_LIVES.over(DEFAULTS) if lives else DEFAULTS)).given()
-    binding = [] if resolved["sandbox.best_effort"] else list(asked.given())
+    asked = resolved.asked_limits()
+    wanted = {**(_LIVES if lives else _DEFAULTS), **resolved.tight_limits(), **asked}
+    binding = [] if resolved["sandbox.best_effort"] else list(asked)
     unwanted = () if lives else _ONLY_LIVING
     return (
         {name: value for name, value in wanted.items() if name not in unwanted},

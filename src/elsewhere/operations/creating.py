@@ -108,7 +108,7 @@ def raise_sandbox(
         "labels": wish.labels,
         "limits": confined.limits,
         "binding": confined.binding,
-        "own_disk": "disk" in confined.settings.limits().given(),  # only what was asked for is worth one, binding or not
+        "own_disk": "disk" in confined.settings.asked_limits(),  # only what was asked for is worth one, binding or not
         "confinement": confined.confinement.packed(),
         "ignored": [one.key for one in confined.settings.ignored],
         "reserve": admission.disk_reserve(state, confined.settings),
@@ -128,7 +128,7 @@ def raise_sandbox(
 def _not_held(made: Record, confined: Confined) -> str:
     """What was asked for and runs without, in words; without best effort there would be no sandbox."""
     holds = made.enforced.get("limits", {})
-    asked = [name for name in confined.settings.limits().given() if str(holds.get(name, "")).startswith("not enforced")]
+    asked = [name for name in confined.settings.asked_limits() if str(holds.get(name, "")).startswith("not enforced")]
     return "; ".join(f"{name}: {holds[name]}" for name in asked)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from elsewhere import settings
 from elsewhere.clock import wall
 from elsewhere.errors import ElsewhereError, NotFound, Refused
-from elsewhere.limits import NAMES, Limits
+from elsewhere.limits import NAMES
 from elsewhere.meeting import home_directory
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import environment as variables
@@ -50,17 +50,17 @@ class Resolved:
         """Whether somebody said so, and be it by way of `untrusted`."""
         return self.values[key].source != "default"
 
-    def limits(self) -> Limits:
+    def asked_limits(self) -> dict[str, float]:
         """Those that were asked for by themselves."""
         return self._limits("default", "untrusted")
 
-    def tight_limits(self) -> Limits:
+    def tight_limits(self) -> dict[str, float]:
         """Those that hold because of `untrusted`."""
         return self._limits(*settings.SOURCES)
 
-    def _limits(self, *but: str) -> Limits:
-        found = {name: self.values[f"limits.{name}"] for name in NAMES}
-        return Limits(**{name: value.value for name, value in found.items() if value.source not in but})
+    def _limits(self, *but: str) -> dict[str, float]:
+        found = ((name, self.values[f"limits.{name}"]) for name in NAMES)
+        return {name: value.value for name, value in found if value.source not in but}
 
     def remark(self) -> str:
         """One line for whoever is about to use it; empty if nothing was ignored."""

@@ -70,7 +70,7 @@ _GOING_S = 0.5
 _PACKET = 32 * 1024
 _OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
 _MOST_DENIALS = 40
-_LINGER_S = 0.03
+_LINGER_S = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RLIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "file_size": resource.RLIMIT_FSIZE}
 
@@ -105,7 +105,7 @@ class Keeper:
         self._alone = alone
         self._watch = Watch(gauges)
         self._leave_at: float | None = None
-        if gauges is not None and gauges.dear:
+        if gauges is not None:
             gauges.enter_work()
         self._refused_calls = -1
         self._stays = False
@@ -340,29 +340,23 @@ class Keeper:
                 channel.close()
 
     def _start(self, argv: list[str], environment: dict[str, str], fds: list[int], terminal: str | None) -> int:
-        """A process is born in its parent's group: so we go there ourselves. Where that is dear we are there while nothing runs,
-        and leave only when a command takes its time, so that nobody has to wait for us."""
-        gauges = self._watch.gauges
-        if gauges is None:
-            return spawning.start(argv, environment, fds, terminal)
-        gauges.enter_work()
-        try:
-            return spawning.start(argv, environment, fds, terminal)
-        finally:
-            if gauges.dear:
-                self._leave_at = time.monotonic() + _LINGER_S
-            else:
-                gauges.leave_work()
+        """A process is born in its parent's group: so we go there ourselves. The kernel takes its time to move anybody, so we are
+        there while nothing runs, and leave only when a command takes longer than most."""
+        if self._watch.gauges is not None:
+            self._watch.gauges.enter_work()
+        self._leave_at = time.monotonic() + _LINGER_S
+        return spawning.start(argv, environment, fds, terminal)
 
     def _step_aside(self, now: float) -> None:
         """Out of the commands' group, where the memory killer could choose us; and back when nothing runs any more."""
         gauges = self._watch.gauges
-        if gauges is None or not gauges.dear:
-            return
         if self._leave_at is not None and now >= self._leave_at:
             self._leave_at = None
-            gauges.leave_work()
-        elif not self._busy():
+            for command in self._commands.values():
+                command.meter.follow(command.pid)
+            if gauges is not None:
+                gauges.leave_work()
+        elif gauges is not None and not self._busy():
             self._leave_at = None
             gauges.enter_work()
 

@@ -23,7 +23,6 @@ __all__ = ["Meter", "Watch"]
 _LOOK_S = 0.2
 _DUTY = 20  # looking may take one part in so many of the time
 _FULL, _FULL_PART = 1 << 20, 50
-_TRIES, _TRY_S = 5, 0.0005
 _OWN_PART = 16 << 20  # what a sandbox must have written before the host's full disk is its fault
 
 
@@ -38,14 +37,12 @@ class Meter:
     io: int = -1
 
     def follow(self, pid: int) -> None:
-        for _ in range(_TRIES):
+        """Of a process that is still becoming its program nobody may know anything: then this is done again in a moment."""
+        if self.io < 0:
             try:
                 self.io = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
-                return
-            except PermissionError:  # of a process that is still becoming its program nobody may know anything, for a moment
-                time.sleep(_TRY_S)
             except OSError:
-                return  # a kernel that does not count: then nobody knows
+                pass
 
     def written(self) -> int | None:
         """Bytes that it, and those of its children that it waited for, caused to be written."""

@@ -247,9 +247,7 @@ def run(
         except EOFError:
             os._exit(0)  # the launcher has no use for this blank
         step = "mounts"
-        # A mount of its own, read-only: whoever holds it cannot go up from there.
-        seen = sys_.open_tree(sys_.AT_FDCWD, directory, sys_.OPEN_TREE_CLONE)
-        mounts.set_attributes(seen, sys_.MOUNT_ATTR_RDONLY, 0, bench)
+        seen = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if whole_machine else _seen(directory, bench)
         bench.own, apart = directory, []
         if memory or image:
             apart = [_layers_apart(image[0] if image else _memory(memory), directory, bench, whole_machine)]
@@ -428,6 +426,14 @@ def _quiet_signals() -> None:
     """Pid 1 is immune to signals from inside only where it leaves them at their default; Python handles INT."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _seen(directory: str, bench: Bench) -> int:
+    """The sandbox's directory, for a keeper that is nobody else outside than whoever runs it: a mount of its own, read-only, from
+    which nobody can go up. Root's keeper is nobody outside, and finds everything else closed anyway."""
+    fd = sys_.open_tree(sys_.AT_FDCWD, directory, sys_.OPEN_TREE_CLONE)
+    mounts.set_attributes(fd, sys_.MOUNT_ATTR_RDONLY, 0, bench)
+    return fd
 
 
 def _memory(size: int) -> int:

@@ -35,6 +35,8 @@ from elsewhere.storage.state import State, write_new
 
 __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
 
+_DENIED_CALLS = {nested: len(seccomp.denied(nested=nested)) for nested in (False, True)}
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -291,7 +293,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]], subject: Subject, 
         "nested": "programs inside may make user namespaces" if confined.nested else "no namespaces can be made inside",
         "capabilities": list(capabilities.KEPT) if os.geteuid() == 0 and not rung.copy else [],
         "no_new_privileges": True,
-        "system_calls": f"{len(seccomp.denied(nested=confined.nested))} denied",
+        "system_calls": f"{_DENIED_CALLS[confined.nested]} denied",
         "hidden": list(raised.view.hidden),
         "read_only_instead": raised.weaker,
         "not_copied": raised.not_copied,
