@@ -258,7 +258,7 @@ def test_a_detached_command_goes_on_and_can_be_followed(person: Person) -> None:
     assert eventually(lambda: person.elsewhere("logs", "box").stdout == "one\n")
     assert person.elsewhere("logs", "box").stderr == "problem\n"
     assert person.json("logs", "box") == {"stdout": "one\n", "stderr": "problem\n", "denials": []}
-    assert person.json("logs", "box", "--stream", "stderr") == {"stderr": "problem\n"}
+    assert person.json("logs", "box", "--stream", "stderr") == {"stderr": "problem\n", "denials": []}
     (known,) = person.json("requests", "box", "--state", "running")["requests"]
     assert (known["id"], known["detached"], known["ended_at"], known["reason"]) == (request, True, None, None)
     assert [one["request"] for one in processes(person, "box")] == [request]

@@ -245,7 +245,8 @@ def run(
         try:
             (pickled, directory, memory), image = wire.receive(orders)
         except EOFError:
-            os._exit(0)  # the launcher has no use for this blank
+            _bury(keeper, sealed[1])  # the launcher has no use for this blank
+            os._exit(0)
         step = "mounts"
         seen = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if whole_machine else _seen(directory, bench)
         bench.own, apart = directory, []
@@ -426,6 +427,13 @@ def _quiet_signals() -> None:
     """Pid 1 is immune to signals from inside only where it leaves them at their default; Python handles INT."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _bury(keeper: int, sealed: dict[str, Any]) -> None:
+    """A keeper that nobody wants ends by itself; what it was in goes after it."""
+    if sealed["group"]:
+        os.waitpid(keeper, 0)
+        cgroups.remove(cgroups.Group(*sealed["group"]))
 
 
 def _seen(directory: str, bench: Bench) -> int:
