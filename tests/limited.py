@@ -111,7 +111,7 @@ def leaves_nothing(person: Person) -> None:
     assert (listing["sandboxes"], listing["waiting"]) == ([], [])
     assert set(listed(person.state / "claims")) <= {"lock"}
     person.stop_launcher()
-    if not eventually(lambda: not launchers(person), 3):
+    if not eventually(lambda: not launchers(person), 0.3):
         for pid in launchers(person):  # one that was started in other namespaces cannot be reached from here
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -14,7 +14,7 @@ import pytest
 from conftest import Person, eventually
 from limited import MEMORY, archived, groups_of, held, hog, leaves_nothing, limit, loops_of, start
 
-FORKS = "for i in $(seq 60); do sleep 20 & done; echo all; exit 0"
+FORKS = "for i in $(seq 60); do sleep 3 & done; echo all; exit 0"
 BURN = "import time; end = time.monotonic() + {wall}\nwhile time.monotonic() < end: pass"
 
 
@@ -114,7 +114,9 @@ def test_files_in_memory_are_memory(person: Person) -> None:
 
 def test_all_processes_of_a_sandbox_are_counted_together(person: Person) -> None:
     """None of them takes too much by itself."""
-    line = " ".join(f"{person.python} -I -S -c '{hog(person, size=24)[-1].replace(chr(39), chr(34))}' &" for _ in range(5))
+    line = " ".join(
+        f"{person.python} -I -S -c '{hog(person, size=24, seconds=4)[-1].replace(chr(39), chr(34))}' &" for _ in range(5)
+    )
     command = run(person, *limit(person, memory="64M"), "-c", f"{line} wait; exit 5", code=5 if "memory" in held(person) else 137)
     assert command["command"]["reason"] == "memory"
 

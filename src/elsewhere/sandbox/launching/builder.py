@@ -176,6 +176,8 @@ def run(
 ) -> NoReturn:
     """What a builder does, in a process of its own."""
     step = "namespaces"
+    keeper = 0
+    sealed: tuple[Any, ...] = ("unborn",)
     try:
         whole_machine = kind.whole_machine
         kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
@@ -245,7 +247,7 @@ def run(
         try:
             (pickled, directory, memory), image = wire.receive(orders)
         except EOFError:
-            _bury(keeper, sealed[1])  # the launcher has no use for this blank
+            _bury(keeper, sealed)  # the launcher has no use for this blank
             os._exit(0)
         step = "mounts"
         seen = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if whole_machine else _seen(directory, bench)
@@ -263,6 +265,7 @@ def run(
         try:
             wire.send(orders, ("failed", step, number, text))
         finally:
+            _bury(keeper, sealed)
             os._exit(1)
     os._exit(0)
 
@@ -429,11 +432,11 @@ def _quiet_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _bury(keeper: int, sealed: dict[str, Any]) -> None:
+def _bury(keeper: int, sealed: tuple[Any, ...]) -> None:
     """A keeper that nobody wants ends by itself; what it was in goes after it."""
-    if sealed["group"]:
+    if sealed[0] == "sealed" and sealed[1]["group"]:
         os.waitpid(keeper, 0)
-        cgroups.remove(cgroups.Group(*sealed["group"]))
+        cgroups.remove(cgroups.Group(*sealed[1]["group"]))
 
 
 def _seen(directory: str, bench: Bench) -> int:

@@ -373,4 +373,4 @@ def recover(state: State) -> None:
             maker = entry.name.partition("-")[0]
             if not record.is_held(entry.path) and not mechanisms.is_running(maker):
                 trash.discard(entry.path, state.room("trash"))
-    mechanisms.groups_left_over(state)
+    mechanisms.groups_left_over(state, own=False)

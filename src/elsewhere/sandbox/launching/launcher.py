@@ -380,7 +380,7 @@ class Launcher:
     def remove_groups(self) -> None:
         """Those that our blanks were in, as soon as these have noticed that nobody wants them."""
         deadline = time.monotonic() + _LEAVING_S
-        while set(groups_left_over(self._state)) - self._living and time.monotonic() < deadline:
+        while set(groups_left_over(self._state, own=True)) - self._living and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _leave(self) -> NoReturn:

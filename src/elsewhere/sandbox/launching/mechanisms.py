@@ -154,14 +154,15 @@ def group_name(state: State, rest: object) -> str:
     return f"{zlib.crc32(os.fsencode(state.path)):08x}-{os.getpid()}-{rest}"
 
 
-def groups_left_over(state: State) -> list[str]:
-    """What is still there of our own groups, and of those of launchers that are gone, once the empty ones are removed."""
+def groups_left_over(state: State, *, own: bool) -> list[str]:
+    """What is still there of the groups of launchers that are gone, once the empty ones are removed; and, for a launcher that is
+    about to go and makes no more, of its own."""
     whose = group_name(state, "").split("-")[0]
 
     def ours(name: str) -> bool:
         owner, _, rest = name.partition("-")
         maker = rest.partition("-")[0]
-        return owner == whose and (maker == str(os.getpid()) or not is_running(maker))
+        return owner == whose and (own if maker == str(os.getpid()) else not is_running(maker))
 
     return cgroups.left_over(groups_host(), ours)
 
