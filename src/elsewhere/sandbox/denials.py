@@ -3,8 +3,9 @@
     {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
 
 `told_by` says how we know. The kernel tells of system calls that the filter refuses, of devices that cannot be made and of limits
-that were reached. The command's own output names places that are hidden or read-only: about those the kernel tells nobody. And of
-some programs (sudo) it is known what they cannot do. What is told by nobody is listed in `docs/security.md`.
+that it holds; our own watchdog of those that only it looks after. The command's own output names places that are hidden or
+read-only: about those the kernel tells nobody. And of some programs (sudo) it is known what they cannot do. What nobody tells is
+listed in `docs/security.md`.
 """
 
 import os
@@ -15,6 +16,7 @@ from elsewhere import units
 from elsewhere.linux import notifications
 from elsewhere.paths import is_within
 from elsewhere.sandbox import rungs
+from elsewhere.sandbox.enforcement import WATCHED
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Denied
 
@@ -40,7 +42,9 @@ def of_command(record: Record, denied: Iterable[Denied], argv: Iterable[str] = (
 
 def _explained(one: Denied, record: Record) -> dict[str, Any]:
     if one.kind == "limit":
-        return _denial("limit", one.what, *_limit(one.what, record), count=one.count)
+        watched = str(record.enforced.get("limits", {}).get(one.what, "")).startswith(WATCHED)
+        told_by = "watchdog" if watched else "kernel"
+        return _denial("limit", one.what, *_limit(one.what, record), count=one.count, told_by=told_by)
     number = notifications.number(one.what)
     kind, rule, allow = notifications.explain(-1 if number is None else number)
     return _denial(kind, one.what, rule, allow, count=one.count)

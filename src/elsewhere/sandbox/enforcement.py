@@ -21,8 +21,9 @@ from elsewhere import units
 from elsewhere.errors import Unavailable
 from elsewhere.sandbox.rungs import Mechanism
 
-__all__ = ["Facts", "Hold", "check", "hold"]
+__all__ = ["RLIMIT", "WATCHED", "Facts", "Hold", "check", "hold"]
 
+RLIMIT, WATCHED = "rlimit", "not enforced, watched"
 _CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
 _SIZES = ("memory", "disk")
 _TIMES = ("timeout", "ttl", "idle")
@@ -57,7 +58,7 @@ def _hold(name: str, facts: Facts) -> Hold:
     if name in _TIMES:
         return Hold("keeper")
     if name == "open_files":
-        return Hold("rlimit")
+        return Hold(RLIMIT)
     if name == "disk":
         return Hold(facts.disk) if facts.disk else _watched(facts.no_disk)
     controller = _CONTROLLERS[name]
@@ -67,12 +68,12 @@ def _hold(name: str, facts: Facts) -> Hold:
     if name == "memory":
         return _watched(why)
     if name == "pids" and facts.ordinary and not facts.rung.copy:
-        return Hold("rlimit, in the sandbox's own user namespace")
+        return Hold(f"{RLIMIT}, in the sandbox's own user namespace")
     return Hold(f"not enforced: {why}", holds=False)
 
 
 def _watched(why: str) -> Hold:
-    return Hold(f"not enforced, watched: {why}", holds=False)
+    return Hold(f"{WATCHED}: {why}", holds=False)
 
 
 def check(limits: Mapping[str, float], holds: Mapping[str, Hold], binding: Iterable[str]) -> None:

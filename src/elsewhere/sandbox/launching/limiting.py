@@ -9,7 +9,7 @@ from elsewhere.linux import cgroups
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Absent, Clone, Cover, Directory, File, Fresh, Link, Plan, ReadOnly, Shared
 from elsewhere.sandbox import enforcement
-from elsewhere.sandbox.enforcement import Facts, Hold
+from elsewhere.sandbox.enforcement import RLIMIT, WATCHED, Facts, Hold
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching.mechanisms import Raised, keeps_disk
 from elsewhere.sandbox.records.record import Record
@@ -49,17 +49,17 @@ def facts_of(raised: Raised) -> Facts:
 def open_up(made: Record, raised: Raised, reserve: int) -> None:
     """Let commands in. From here on the keeper counts; it is told what only it can hold, and may look at what it has to watch."""
     limits, hard = made.limits, bool(raised.disk)
-    group = raised.group
+    holds = made.enforced["limits"]
     rlimits: dict[str, int] = {}
     if "open_files" in limits:
         rlimits["files"] = int(limits["open_files"])
-    if "pids" in limits and group is None and os.geteuid() != 0 and not raised.mechanism.copy:
+    if str(holds.get("pids", "")).startswith(RLIMIT):
         rlimits["processes"] = int(limits["pids"]) + 1  # and the keeper
     if "disk" in limits and not hard and limits["disk"] != DEFAULTS.disk:
         rlimits["file_size"] = int(limits["disk"])
     rules: dict[str, Any] = {
         "rlimits": rlimits,
-        "memory": limits.get("memory") if group is None else None,
+        "memory": limits.get("memory") if str(holds.get("memory", "")).startswith(WATCHED) else None,
         "disk": None if hard else limits.get("disk"),
         "hard": hard,
         "reserve": reserve,
