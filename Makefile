@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3; do $$p -c 'import sys, venv
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# Most tests wait for other processes: one worker more than there are processors keeps them all busy.
+WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 
 .PHONY: setup demo test test-all test-vm check bench packages clean
 
@@ -29,7 +31,7 @@ check: setup
 	$(BIN)/lint-imports
 
 test: setup packages check
-	$(BIN)/pytest -m "not slow" --numprocesses auto --dist worksteal
+	$(BIN)/pytest -m "not slow" --numprocesses $(WORKERS) --dist worksteal
 
 test-all: setup packages
 	$(BIN)/pytest -m slow --timeout 1200
