@@ -98,7 +98,7 @@ class Watch:
         broken = ""
         used = sum(one.rss_kib for one in others.values()) << 10
         self._peak = max(self._peak, used)
-        if self._memory is not None and used > self._memory:
+        if self._memory is not None and used > self._memory and sum(map(_proportional_bytes, others.values())) > self._memory:
             broken = "memory"
         self._count(others)
         if self._layers >= 0 and self._look_at_disk(began):
@@ -225,6 +225,19 @@ class Watch:
         except OSError:
             pass
         return self._disk_used
+
+
+def _proportional_bytes(process: Process) -> int:
+    """What a process has for itself, and its part of what it shares: that would else be counted many times. Of one that hides,
+    all of it."""
+    try:
+        with open(f"/proc/{process.pid}/smaps_rollup", "rb") as stream:
+            _, found, rest = stream.read().partition(b"\nPss:")
+            return int(rest.split()[0]) << 10 if found else 0
+    except PermissionError:
+        return process.rss_kib << 10
+    except (OSError, ValueError):
+        return 0  # gone, or about to be
 
 
 def _taken(fd: int) -> int:
