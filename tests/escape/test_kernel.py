@@ -107,9 +107,9 @@ def read_the_memory_of_the_kernel(place):
 
 @ATTEMPTS.made(control="root", needs=having("/proc/kallsyms"))
 def read_the_addresses_of_the_kernel(place):
-    first = text_of("/proc/kallsyms").split(" ")[0]
-    if not first.strip("0 "):
-        raise Refused("only zeros" if first else "nothing")
+    addresses = [line.split(" ")[0] for line in text_of("/proc/kallsyms").splitlines()]
+    if not any(address.strip("0") for address in addresses):  # some really lie at zero
+        raise Refused("only zeros" if addresses else "nothing")
     return "an address"
 
 
