@@ -299,7 +299,12 @@ def dismiss(person: Person) -> None:
     for pid, _ in left:
         os.kill(pid, 9)
     mounts = [line for line in host_mounts() if str(person.place) in line]
-    groups = [] if eventually(lambda: not groups_of(person), 3) else groups_of(person)
+    if not eventually(lambda: not groups_of(person), 3):
+        # A launcher that was killed leaves them to the next one.
+        person.elsewhere("run", "--", "true", cwd=person.project)
+        person.stop_launcher()
+        eventually(lambda: not person.processes(), 5)
+    groups = [] if eventually(lambda: not groups_of(person), 10) else groups_of(person)
     if os.geteuid() == 0:
         shutil.rmtree(person.place)
     else:
