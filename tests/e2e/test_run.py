@@ -31,3 +31,23 @@ def test_a_child_left_behind_does_not_keep_anybody_waiting(person: Person) -> No
     done = person.elsewhere("run", "--", "sh", "-c", "sleep 60 & echo done", timeout=30)
     assert done.stdout == "done\n"
     assert not [words for _, words in person.processes() if "sleep 60" in words]
+
+
+def test_a_file_as_output_can_be_opened_again_inside(user: Person) -> None:
+    """Both names of one file stay in order; when nobody writes any more, nobody waits for more."""
+    path = user.place / "said"
+    with path.open("w") as stream:
+        line = "echo one; echo two > /dev/stderr; echo three; exec > /dev/null 2>&1; sleep 0.2"
+        done = user.elsewhere("run", "--discard", "-c", line, stdout=stream, stderr=stream)
+    assert done.returncode == 0
+    assert path.read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_file_as_input_is_read_no_further_than_the_command_reads(person: Person) -> None:
+    path = person.place / "typed"
+    path.write_text("0123456789")
+    with path.open("rb", buffering=0) as stream:
+        done = person.elsewhere("run", "--discard", "--", "dd", "bs=1", "count=3", stdin=stream)
+        assert (done.returncode, done.stdout) == (0, "012")
+        assert stream.tell() == 3
+        assert person.elsewhere("run", "--discard", "--", "cat", stdin=stream).stdout == "3456789"

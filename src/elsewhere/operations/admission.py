@@ -99,7 +99,7 @@ def _admitted(
     reserve = int(settings["admission.memory_reserve"] or 0)
     wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve))
     most = settings["admission.most"]
-    if not wanted.memory and not wanted.cpus and most is None and _available() >= reserve:
+    if not wanted.memory and not wanted.cpus and most is None and _is_available(reserve):
         yield lambda _: None
         return
     with _counting(state):  # or whoever counts could find it before it is locked, and clear it away
@@ -176,7 +176,7 @@ def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple
         running += sum(not claim.sandbox for claim in taken)
         if running >= most:
             return f"{running} of at most {units.count(most, 'sandbox', 'sandboxes')} running already", ahead
-    if _available() < reserve:
+    if not _is_available(reserve):
         return f"less than {units.format_size(reserve)} of memory are free", ahead
     return ("others were here before", ahead) if ahead else ("", 0)
 
@@ -257,13 +257,12 @@ def _total() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def _is_available(reserve: int) -> bool:
+    """What can be freed besides is asked for only where what is free is not enough: that takes longer."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= reserve or _available() >= reserve
+
+
 def _available() -> int:
-    """At least what is free; what can be freed besides is asked for only where that is not enough."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return free if free > _total() // 4 else _available_in_all()
-
-
-def _available_in_all() -> int:
     with open("/proc/meminfo", "rb") as stream:
         for line in stream:
             if line.startswith(b"MemAvailable:"):

@@ -120,7 +120,7 @@ def attached(
             # Two names of one file are one file: what is said on both stays in order.
             if not any(os.path.sameopenfile(fd, relay.target) for relay in relays):
                 relays.append(_Relay(fd))
-                stack.callback(os.close, relays[-1].reader)
+                stack.callback(relays[-1].close)
         writers = [
             next((relay.writer for relay in relays if fd in files and os.path.sameopenfile(fd, relay.target)), fd)
             for fd in fds[1:]
@@ -202,7 +202,8 @@ class _Sink:
 
 
 class _Relay:
-    """A pipe whose content goes to a file of the caller's."""
+    """A pipe whose content goes to a file of the caller's. If that cannot be written (a full disk), the pipe breaks, and whoever
+    goes on writing notices."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -210,13 +211,31 @@ class _Relay:
         os.set_blocking(self.reader, False)
 
     def take(self) -> bool:
-        return _pass_on(self.reader, self.target) or wire.readable(self.reader)
+        """Whether there may be more."""
+        try:
+            view = memoryview(os.read(self.reader, _CHUNK))
+        except BlockingIOError:
+            return True
+        if not view:
+            return False
+        try:
+            while view:
+                view = view[os.write(self.target, view) :]
+        except OSError:
+            self.close()
+            return False
+        return True
 
     def drain(self) -> None:
         """What the pipe still holds, and no more than that."""
         for _ in range(_PIPE_CHUNKS):
-            if not _pass_on(self.reader, self.target):
+            if self.reader < 0 or not wire.readable(self.reader) or not self.take():
                 return
+
+    def close(self) -> None:
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
 
 
 def _is_file(fd: int) -> bool:
@@ -248,16 +267,15 @@ class _Feed:
 
     def move(self) -> bool:
         """Whether there is more."""
+        chunk = os.read(self._source, _PIPE_ATOMIC)
         try:
-            chunk = os.read(self._source, _PIPE_ATOMIC)
             if chunk:
                 os.write(self.writer, chunk)
                 return True
-        except BlockingIOError:
+        except OSError as error:  # no room yet, or nobody reads any more
             os.lseek(self._source, -len(chunk), os.SEEK_CUR)
-            return True
-        except OSError:
-            pass  # nobody reads any more
+            if isinstance(error, BlockingIOError):
+                return True
         os.close(self.writer)
         self.writer = -1
         return False
