@@ -76,20 +76,25 @@ def test_what_asks_for_nothing_does_not_wait(person: Person) -> None:
 
 
 def test_whoever_came_first_is_first(person: Person) -> None:
-    """The last one would fit at once, and waits all the same."""
+    """The last one would fit beside the second, and waits all the same, because the third was here before."""
     place = person.place / "shared"
     place.mkdir()
     person.own(place)
     options = limit(person, **MOST_OF_IT)
     person.json("create", "--name", "first", *options)
     share = ("--share", f"{place}:rw")
-    queued = [queue(person, f"echo {name} >> {place}/order", *options, *share) for name in ("second", "third")]
+    lines = (f"echo second >> {place}/order; until [ -e {place}/go ]; do sleep 0.05; done", f"echo third >> {place}/order")
+    queued = [queue(person, line, *options, *share) for line in lines]
     queued.append(queue(person, f"echo small >> {place}/order", *limit(person, memory="64M"), *share))
     assert not (place / "order").exists()
     person.json("rm", "--force", "first")
+    assert eventually((place / "order").exists)
+    for _ in range(5):
+        assert len(waiting(person)) == 2
+    assert (place / "order").read_text() == "second\n"
+    (place / "go").touch()
     said = [ends(process)[1] for process in queued]
-    assert (place / "order").read_text().split()[:2] == ["second", "third"]
-    assert (place / "order").read_text().split()[2:] == ["small"]
+    assert sorted((place / "order").read_text().split()) == ["second", "small", "third"]
     assert "2 others before this one" in said[2]
 
 

@@ -118,6 +118,14 @@ class Climber:
 
 
 def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
+    try:
+        return _create(state, order, climber, stock)
+    except (BrokenPipeError, ConnectionResetError):
+        stock.empty()  # the keeper that was handed out had died, and the others may have
+    return _create(state, order, climber, stock)
+
+
+def _create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
     who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
     _check_name(state, order.name, who.sandbox_id)
     subject = replace(
