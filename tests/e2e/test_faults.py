@@ -329,7 +329,7 @@ def test_two_hundred_runs_leave_nothing(person: Person) -> None:
     """No mount, process, descriptor or directory more than after the first."""
     before = tree(person.project)
     code = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from pathlib import Path
 from elsewhere import Sandbox
 def launcher():
@@ -350,7 +350,11 @@ for n in range(10):
 first = look()
 for n in range(190):
     once(n)
-last = look()
+for _ in range(100):  # what is made ahead of time comes and goes
+    last = look()
+    if last[0] <= first[0] and last[1] <= first[1] + 8:
+        break
+    time.sleep(0.05)
 assert last[0] <= first[0], (first, last)
 assert last[1] <= first[1] + 8, (first, last)
 """
