@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 
 import cloning
+import differing
 import filework
 import memory
 import pinned
+import saving
 import shell
 import warm
 from measure import Row, Section
 
 __all__ = ["Verdict", "judge"]
+
+_GROWTH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ def judge(sections: list[Section]) -> list[Verdict]:
         _ratio(by_letter.get("D"), filework.TOTAL, "file work inside, against outside", 1.4, None),
         _faster(by_letter.get("G"), pinned.WARM.format(20_000), "pinned create, 20,000 files, warm"),
         _faster(by_letter.get("C"), cloning.ELSEWHERE, "live create"),
+        *(_saving(by_letter.get("J"), operation) for operation in saving.OPERATIONS),
+        *(_differing(by_letter.get("K"), base) for base in differing.BASES),
     ]
 
 
@@ -60,6 +66,29 @@ def _faster(section: Section | None, name: str, what: str) -> Verdict:
     if row is None or not row.ratio:
         return Verdict(what, budget, "-", f"not measured{_reason(section)}")
     return Verdict(what, budget, f"{1 / row.ratio:.0f} x faster", "met" if 1 / row.ratio >= 10 else "missed")
+
+
+def _saving(section: Section | None, operation: str) -> Verdict:
+    names = [saving.ROW.format(operation, amount) for amount in ("1 MiB", "1 GiB")]
+    return _constant(section, f"{operation} of an idle sandbox with 1 GiB of changes, against 1 MiB", 5.0, *names)
+
+
+def _differing(section: Section | None, base: str) -> Verdict:
+    names = [differing.ROW.format(10, files, base) for files in (1_000, 100_000)]
+    return _constant(section, f"10 changes in 100,000 files ({base} base), against 1,000 files", 10.0, *names)
+
+
+def _constant(section: Section | None, what: str, limit: float, little: str, much: str) -> Verdict:
+    """So many milliseconds, and no more with much than with little, but for what the machine's noise may be."""
+    budget = f"≤ {limit:.0f} ms, ≤ {_GROWTH} x"
+    rows = [section.row(name) if section else None for name in (little, much)]
+    medians = [row.samples.median for row in rows if row is not None and row.samples is not None]
+    if len(medians) < 2:
+        reasons = [f": {row.absent}" for row in rows if row is not None and row.absent]
+        return Verdict(what, budget, "-", f"not measured{reasons[0] if reasons else ''}")
+    ratio = medians[1] / medians[0]
+    missed = [name for name, over in (("time", medians[1] > limit), ("growth", ratio > _GROWTH)) if over]
+    return Verdict(what, budget, f"{medians[1]:.2f} ms, {ratio:.2f} x", f"missed: {' and '.join(missed)}" if missed else "met")
 
 
 def _verdict(measured: float, limit: float, aim: float | None) -> str:

@@ -1,4 +1,5 @@
-"""elsewhere against its neighbours, side by side in one run: what starting, cloning, file work and memory cost.
+"""elsewhere against its neighbours, side by side in one run: what starting, cloning, file work, memory, snapshots
+and changes cost.
 
 Timings never fail it: a missed budget is a finding, not an error. Exit codes: 0 measured; 1 something did not work; 2 usage;
 130 interrupted. It works in one temporary directory with a state directory and a launcher of its own, and leaves nothing
@@ -18,11 +19,14 @@ from typing import NoReturn
 import budget
 import launcher
 import machine
+import progress
 import project
 import workspace
 from cloning import cloning
 from contenders import Sandlock, neighbours
 from crowd import crowd
+from depth import depth_curve
+from differing import differing
 from effort import FULL, QUICK, Effort
 from elsewhere import Sandbox
 from elsewhere.sandbox.launching.engine import socket_name
@@ -32,20 +36,23 @@ from measure import Section
 from memory import idle_memory
 from pinned import pinned
 from report import Report
+from saving import saving
 from shell import cold
 from warm import in_process, sustained
 from workspace import Workspace
 
 _RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "latest.json")
+_LETTERS = "ABCDEFGHIJKL"
 _EXAMPLES = """examples:
-  bench/compare.py                                   everything, five minutes
+  bench/compare.py                                   everything, eight minutes
   bench/compare.py --quick                           a smoke test, some seconds
   bench/compare.py --sections AB                     only starts, from a warm process and from a shell
   bench/compare.py --markdown docs/performance.md    everything, and the page for the documentation
 
 sections:
   A in process, warm    B from a cold shell    C cloning    D file work    E memory    F sustained
-  G pinned bases    H commands in a running sandbox    I many at once
+  G pinned bases    H commands in a running sandbox    I many at once    J snapshot, rollback, fork
+  K what changed    L many snapshots
 """
 
 Sections = dict[str, Callable[[], Section]]
@@ -73,7 +80,7 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
     began = time.monotonic()
     faults: list[str] = []
     with workspace.opened(arguments.directory) as place, _own_state(place, faults):
-        _progress(f"making a project of {effort.project_files:,} files")
+        progress.say(f"making a project of {effort.project_files:,} files")
         project.generate(place.project, effort.project_files)
         with Sandbox.create(project=place.project, base="live") as box:  # starts the launcher, and says what it stands on
             mechanism = box.mechanism
@@ -92,11 +99,14 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
             "G": lambda: pinned(place, effort),
             "H": lambda: executing(place, effort, arguments.docker_image),
             "I": lambda: crowd(place, effort),
+            "J": lambda: saving(place, effort),
+            "K": lambda: differing(place, effort),
+            "L": lambda: depth_curve(place, effort),
         }
         for letter, section in sections.items():
             if letter not in arguments.sections:
                 continue
-            _progress(f"measuring {letter}")
+            progress.say(f"measuring {letter}")
             try:
                 report.sections.append(section())
             except Exception as error:  # the other sections are still worth having; the run fails at its end
@@ -151,7 +161,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="very few repetitions: shows that everything works")
     parser.add_argument("--markdown", metavar="FILE", help="also write a page with the tables")
     parser.add_argument("--json", metavar="FILE", default=_RESULTS, help="where to write all numbers (bench/results/latest.json)")
-    parser.add_argument("--sections", metavar="LETTERS", default="ABCDEFGHI", type=_letters, help="only these, like AB")
+    parser.add_argument("--sections", metavar="LETTERS", default=_LETTERS, type=_letters, help="only these, like AB")
     parser.add_argument(
         "--directory",
         metavar="DIR",
@@ -170,8 +180,8 @@ def _arguments() -> argparse.Namespace:
 
 def _letters(text: str) -> str:
     letters = text.upper()
-    if not letters or set(letters) - set("ABCDEFGHI"):
-        raise argparse.ArgumentTypeError(f"{text!r}: use letters of ABCDEFGHI")
+    if not letters or set(letters) - set(_LETTERS):
+        raise argparse.ArgumentTypeError(f"{text!r}: use letters of {_LETTERS}")
     return letters
 
 
@@ -180,10 +190,6 @@ def _parent(text: str) -> str:
     if any(path == place or path.startswith(place + "/") for place in ("/tmp", "/var/tmp")):
         raise argparse.ArgumentTypeError(f"{text!r}: a sandbox has its own /tmp and /var/tmp; choose another place")
     return path
-
-
-def _progress(text: str) -> None:
-    print(f"{text} …", file=sys.stderr, flush=True)
 
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:

@@ -21,6 +21,17 @@ class Effort:
     pinned_rounds: int
     at_once: int
     running_at_once: int
+    saved_mib: tuple[int, ...]
+    saved_files: int
+    saved_rounds: int
+    stashed: int
+    """How many of the amounts are stashed with git, which needs a second for each 25 MiB."""
+    heavy_rounds: int
+    compared_files: tuple[int, ...]
+    compared_changes: tuple[int, ...]
+    compared_rounds: int
+    depths: tuple[int, ...]
+    depth_rounds: int
     pause: float = 0.015
     """Before each start, not timed, the same for all: time in which waiting keepers are replaced, as between the commands of
     any real user. F leaves it out."""
@@ -41,6 +52,16 @@ FULL = Effort(
     pinned_rounds=7,
     at_once=50,
     running_at_once=1_000,
+    saved_mib=(1, 100, 1024),
+    saved_files=10_000,
+    saved_rounds=9,
+    stashed=2,
+    heavy_rounds=3,
+    compared_files=(1_000, 100_000),
+    compared_changes=(10, 1_000),
+    compared_rounds=15,
+    depths=(1, 10, 20, 50, 99, 100, 199, 200),
+    depth_rounds=5,
 )
 QUICK = Effort(
     project_files=2_000,
@@ -57,4 +78,14 @@ QUICK = Effort(
     pinned_rounds=2,
     at_once=8,
     running_at_once=10,
+    saved_mib=(1, 8, 32),
+    saved_files=500,
+    saved_rounds=1,
+    stashed=2,
+    heavy_rounds=1,
+    compared_files=(500, 2_000),
+    compared_changes=(10, 100),
+    compared_rounds=2,
+    depths=(1, 10, 20),
+    depth_rounds=1,
 )

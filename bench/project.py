@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-__all__ = ["generate", "git"]
+__all__ = ["directories", "generate", "git", "path_of"]
 
 _IN_A_DIRECTORY = 100
 _DIRECTORIES_IN_A_PACKAGE = 20
@@ -43,13 +43,22 @@ def generate(directory: str, files: int) -> None:
     git(directory, "reset", "--quiet", "--mixed")
 
 
+def path_of(number: int) -> str:
+    directory, index = divmod(number, _IN_A_DIRECTORY)
+    package, module = divmod(directory, _DIRECTORIES_IN_A_PACKAGE)
+    return f"package{package:02}/module{module:02}/file{index:02}.py"
+
+
+def directories(files: int) -> list[str]:
+    """Those that hold the files of a project of that size."""
+    return [os.path.dirname(path_of(number)) for number in range(0, files, _IN_A_DIRECTORY)]
+
+
 def _contents(files: int) -> Iterator[tuple[str, bytes]]:
     """Paths and contents of a few hundred to a few thousand bytes, as source code has."""
     chance = random.Random(1)
     texts = [chance.randbytes(1500).hex() for _ in range(64)]
     for number in range(files):
-        directory, index = divmod(number, _IN_A_DIRECTORY)
-        package, module = divmod(directory, _DIRECTORIES_IN_A_PACKAGE)
         length = 200 + (number * 37) % 2800
         content = f"# {number}\n{texts[number % len(texts)][:length]}\n".encode()
-        yield f"package{package:02}/module{module:02}/file{index:02}.py", content
+        yield path_of(number), content

@@ -1,7 +1,9 @@
 """Shared by all tests: people who use elsewhere from the front door, and the proof that nothing of it is left behind.
 
 `person` runs a test twice, as root and as an ordinary user (really: by giving up root for the processes that it starts). Each
-person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left.
+person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left. In a module that is
+marked `one_launcher` the people of all tests have one state directory and one launcher, one after the other, and a home and a project
+of their own: to start a launcher takes longer than most tests. What is left of it is looked for at the end of the module.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ class Person:
     place: Path
     python: str
     extra: dict[str, str] = field(default_factory=dict)
+    shared: Path | None = None
 
     @property
     def home(self) -> Path:
@@ -59,7 +62,7 @@ class Person:
 
     @property
     def state(self) -> Path:
-        return self.place / "state"
+        return self.shared or self.place / "state"
 
     @property
     def is_root(self) -> bool:
@@ -159,7 +162,19 @@ class Person:
 
     def processes(self) -> list[tuple[int, str]]:
         """Every process that belongs to this person's elsewhere: launchers, keepers, and what runs in sandboxes."""
-        marks = (f"ELSEWHERE_HOME={self.state}\0".encode(), b"ELSEWHERE_SANDBOX_REPO_ROOT=" + os.fsencode(self.place))
+        found = self._marked(f"ELSEWHERE_HOME={self.state}\0".encode(), self._inside)
+        known = {pid for pid, _ in found}
+        return found + [(pid, "keeper") for pid in self._keepers() if pid not in known]
+
+    def commands(self) -> list[tuple[int, str]]:
+        """Only what runs in sandboxes, of this person's places."""
+        return self._marked(self._inside)
+
+    @property
+    def _inside(self) -> bytes:
+        return b"ELSEWHERE_SANDBOX_REPO_ROOT=" + os.fsencode(self.place)
+
+    def _marked(self, *marks: bytes) -> list[tuple[int, str]]:
         found = []
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
@@ -170,8 +185,7 @@ class Person:
                     continue
                 if any(mark in environment for mark in marks) and "elsewhere.cli.client" not in words:
                     found.append((int(entry), words))
-        known = {pid for pid, _ in found}
-        return found + [(pid, "keeper") for pid in self._keepers() if pid not in known]
+        return found
 
     def _keepers(self) -> Iterator[int]:
         """By their records: an ordinary user cannot read the environment of a keeper."""
@@ -182,6 +196,13 @@ class Person:
                 same_boot = boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
                 if same_boot and int(words[19]) == started and words[0] not in ("Z", "X"):
                     yield pid
+
+
+def plain(changes: dict[str, Any]) -> dict[str, Any]:
+    """Of what `diff` tells, the lists that every document has; there must be nothing else to tell."""
+    lists = {kind: changes[kind] for kind in ("added", "modified", "deleted")}
+    assert not any(changes[key] for key in changes.keys() - lists.keys()), changes
+    return lists
 
 
 def about_process(pid: int, name: str) -> str:
@@ -247,8 +268,11 @@ def host_mounts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The package where everybody can read it: the checkout may lie in root's home."""
+    """The package where everybody can read it, compiled: the checkout may lie in root's home. Or a place that has it so already."""
     del tmp_path_factory
+    if ready := os.environ.get("ELSEWHERE_TEST_LIBRARY"):
+        yield Path(ready)
+        return
     place = Path(tempfile.mkdtemp(prefix="ew-lib-", dir=base_directory()))
     place.chmod(0o755)
     shutil.copytree(SOURCE / "elsewhere", place / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
@@ -315,28 +339,64 @@ def dismiss(person: Person) -> None:
     assert not groups, f"control groups were left behind: {groups}"
 
 
+def leave(person: Person) -> None:
+    """What one of those who share a launcher leaves to the next: nothing but the launcher."""
+    if any((person.state / "sandboxes").glob("*")):
+        person.elsewhere("rm", "--all", "--force", cwd="/")
+    left = [] if eventually(lambda: not person.commands(), 5) else person.commands()
+    for pid, _ in left:
+        os.kill(pid, 9)
+    mounts = [line for line in host_mounts() if str(person.place) in line]
+    sandboxes = list((person.state / "sandboxes").glob("*"))
+    person.shell("chmod", "-R", "u+rwX", person.place, check=False)
+    shutil.rmtree(person.place)
+    assert not left, f"processes were left behind: {left}"
+    assert not mounts, f"mounts were left behind: {mounts}"
+    assert not sandboxes, f"sandboxes were left behind: {sandboxes}"
+
+
+@pytest.fixture(scope="module")
+def hosts(library: Path) -> Iterator[Callable[[str], Person]]:
+    """Whose state directory and launcher all people of a kind have in this module."""
+    known: dict[str, Person] = {}
+
+    def host(kind: str) -> Person:
+        if kind not in known:
+            known[kind] = make_person(kind, library)
+            stack.callback(dismiss, known[kind])
+        return known[kind]
+
+    with contextlib.ExitStack() as stack:
+        yield host
+
+
+@contextlib.contextmanager
+def living(kind: str, library: Path, request: pytest.FixtureRequest) -> Iterator[Person]:
+    someone = make_person(kind, library)
+    shares = request.node.get_closest_marker("one_launcher")
+    if shares:
+        someone.shared = request.getfixturevalue("hosts")(kind).state
+    assert someone.project
+    yield someone
+    (leave if shares else dismiss)(someone)
+
+
 @pytest.fixture(params=["root", "user"])
 def person(request: pytest.FixtureRequest, library: Path) -> Iterator[Person]:
-    someone = make_person(request.param, library)
-    assert someone.project
-    yield someone
-    dismiss(someone)
+    with living(request.param, library, request) as someone:
+        yield someone
 
 
 @pytest.fixture
-def root(library: Path) -> Iterator[Person]:
-    someone = make_person("root", library)
-    assert someone.project
-    yield someone
-    dismiss(someone)
+def root(request: pytest.FixtureRequest, library: Path) -> Iterator[Person]:
+    with living("root", library, request) as someone:
+        yield someone
 
 
 @pytest.fixture
-def user(library: Path) -> Iterator[Person]:
-    someone = make_person("user", library)
-    assert someone.project
-    yield someone
-    dismiss(someone)
+def user(request: pytest.FixtureRequest, library: Path) -> Iterator[Person]:
+    with living("user", library, request) as someone:
+        yield someone
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@
     ├── NotFound              no such sandbox, project or command                        (also LookupError)
     ├── InUse                 somebody else holds it                                     (also RuntimeError)
     ├── StateError            the state directory cannot be used                         (also RuntimeError)
+    ├── Conflict              both sides changed the same: nothing was done               (also RuntimeError; exit code 3)
     ├── Unavailable           this host cannot do it; `reasons` says which rung lacked what (also RuntimeError)
     └── Broken                something of ours died or answered nonsense                (also RuntimeError)
 
@@ -13,7 +14,7 @@ A code is stable and may be matched by programs; a message may change. `document
 leaves the product: {"error": {"code", "message", "detail", "hint"}}.
 """
 
-__all__ = ["Broken", "ElsewhereError", "InUse", "NotFound", "Refused", "StateError", "Unavailable", "UsageError"]
+__all__ = ["Broken", "Conflict", "ElsewhereError", "InUse", "NotFound", "Refused", "StateError", "Unavailable", "UsageError"]
 
 
 class ElsewhereError(Exception):
@@ -59,6 +60,10 @@ class InUse(ElsewhereError, RuntimeError):
 
 class StateError(ElsewhereError, RuntimeError):
     pass
+
+
+class Conflict(ElsewhereError, RuntimeError):
+    exit_code = 3
 
 
 class Unavailable(ElsewhereError, RuntimeError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Person, eventually, tree
+from conftest import Person, eventually, plain, tree
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_reality_does_later_does_not_show_in_a_pinned_sandbox(person: Perso
     look = "cat README.md src/app.py .env; test ! -e new; readlink link; stat -c %a .gitignore; git log --oneline | wc -l"
     expected = "# a project\ndef add(a, b):\n    return a + b\nKEY=value\nREADME.md\n644\n1\n"
     assert inside(person, box, look) == expected
-    assert person.json("diff", box)["changes"] == {"added": [], "modified": [], "deleted": []}
+    assert plain(person.json("diff", box)["changes"]) == {"added": [], "modified": [], "deleted": []}
     assert inside(person, live, "cat README.md new") == "changed\nnew\n"
     person.json("stop", box)
     assert inside(person, box, look) == expected
@@ -109,7 +109,7 @@ def test_what_reality_does_later_does_not_show_in_a_pinned_sandbox(person: Perso
     )
     assert again["base"]["copied_files"] < again["base"]["files"]
     assert inside(person, box, look) == expected
-    assert person.json("diff", again["id"])["changes"] == {"added": [], "modified": [], "deleted": []}
+    assert plain(person.json("diff", again["id"])["changes"]) == {"added": [], "modified": [], "deleted": []}
     # And what a sandbox does is its own.
     inside(person, again["id"], "echo mine > README.md; rm new")
     assert (project / "README.md").read_text() == "changed\n"
@@ -148,7 +148,7 @@ def test_auto_is_pinned_where_that_is_cheap_and_says_when_it_is_not(person: Pers
         f"latersmall{2 << 30}\n"
     )
     assert not (other / "heavy" / "mine").exists()
-    assert person.json("diff", box["id"], cwd=other)["changes"] == {"added": ["heavy/mine"], "modified": [], "deleted": []}
+    assert plain(person.json("diff", box["id"], cwd=other)["changes"]) == {"added": ["heavy/mine"], "modified": [], "deleted": []}
     person.json("stop", box["id"])
     assert inside(person, box["id"], "cat heavy/mine heavy/later small", cwd=other) == "mine\nlatersmall"
     for bad in ('["../up"]', '["/etc"]', '"heavy"', "[1]"):
@@ -214,7 +214,7 @@ def test_a_commit_at_the_projects_own_path(person: Person) -> None:
             "cat README.md; ls; git rev-parse HEAD; git status --porcelain; git symbolic-ref -q HEAD || echo detached; git log --oneline --all | wc -l",
         )
         assert said == f"# a project\nREADME.md\nlink\nsrc\n{first}\ndetached\n2\n"
-        assert person.json("diff", box["id"])["changes"] == {"added": [], "modified": [], "deleted": []}
+        assert plain(person.json("diff", box["id"])["changes"]) == {"added": [], "modified": [], "deleted": []}
         person.json("rm", box["id"])
     box = create(person, "--base-ref", "v2")["id"]
     assert inside(person, box, "cat README.md added; git status --porcelain") == "second\nadded\n"

@@ -35,8 +35,10 @@ from elsewhere.sdk import (
     CommandResult,
     CommandUsage,
     Denial,
+    Drift,
     Entry,
     Limits,
+    Package,
     Sandbox,
     SandboxFiles,
     Transferred,
@@ -350,7 +352,11 @@ def test_the_fields_of_every_document_are_documented_and_no_others(user: Person)
         assert set(document) == {"sandbox"} == said[f"elsewhere {verb.split()[0]}"]
         assert set(document["sandbox"]) == set(made["sandbox"])
     assert set(every_field(user.json("list"), {"sandboxes"})) == said["elsewhere list"]
-    assert set(every_field(user.json("diff", "@last"), {"base"})) == said["elsewhere diff"]
+    shapes = [(), ("--stat",), ("--patch",), ("--name-only",)]
+    told = {name for shape in shapes for name in every_field(user.json("diff", ran["sandbox"]["id"], *shape), {"base"})}
+    assert told == said["elsewhere diff"]
+    assert set(every_field(user.json("drift", "fix"), set())) == said["elsewhere drift"]
+    assert set(every_field(user.json("refresh", "--dry-run", "fix"), {"sandbox"})) == said["elsewhere refresh"]
     assert set(every_field(user.json("rm", "--force", "fix", ran["sandbox"]["id"], "no-such"), set())) == said["elsewhere rm"]
     (user.home / "new").mkdir()
     user.own(user.home)
@@ -432,7 +438,7 @@ def test_every_class_of_errors_is_documented() -> None:
 def test_every_public_name_of_the_package_is_documented() -> None:
     text = (ROOT / "docs" / "sdk.md").read_text()
     names = {*elsewhere.__all__, "check", "path", "why"}
-    for kind in (CommandResult, CommandUsage, Denial, Entry, Limits, Transferred, Usage):
+    for kind in (CommandResult, CommandUsage, Denial, Drift, Entry, Limits, Package, Transferred, Usage):
         names |= {item.name for item in fields(kind)}
     for kind in (Sandbox, Background, SandboxFiles):
         names |= {name for name in vars(kind) if not name.startswith("_")}

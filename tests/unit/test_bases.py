@@ -484,7 +484,7 @@ def test_a_merger_that_fails_is_put_off(state: State, project: Path, place: Path
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(bases, "merge", broken)
+        patch.setattr(bases, "merge_deltas", broken)
         (project / "one").write_text("nine")
         assert len(check(state, project, place).layers) == 10
     (project / "one").write_text("ten")
@@ -509,9 +509,9 @@ def test_layers_that_nobody_needs_are_pruned_and_no_others(state: State, project
         (project / "one").write_text(str(number))
         history.append(take(state, project).layers)
     used = set(history[3])
-    unused = unused_layers(state, str(project), used)
+    unused = unused_layers(room_for(state, str(project)), used)
     assert unused == sorted(set(history[8]) - set(history[9]) - used)
-    assert prune(state, str(project), used) == unused
+    assert prune(room_for(state, str(project)), lambda: used) == unused
     assert all(os.path.isdir(layer) for layer in used | set(history[9]))
     assert not any(os.path.exists(layer) for layer in unused)
     assert len(os.listdir(state.room("trash"))) >= len(unused)
@@ -519,15 +519,15 @@ def test_layers_that_nobody_needs_are_pruned_and_no_others(state: State, project
 
 
 def test_pruning_a_project_without_a_base_does_nothing(state: State, project: Path) -> None:
-    assert unused_layers(state, str(project), set()) == []
-    assert prune(state, str(project), set()) == []
+    assert unused_layers(room_for(state, str(project)), set()) == []
+    assert prune(room_for(state, str(project)), set) == []
     assert not os.path.exists(room_for(state, str(project)).path)
 
 
 def test_nothing_is_pruned_while_somebody_is_about_to_use_a_layer(state: State, project: Path) -> None:
     base = take(state, project)
     (Path(base.layers[0]).parent / "77").mkdir()
-    pruned = threading.Thread(target=prune, args=(state, str(project), set()))
+    pruned = threading.Thread(target=prune, args=(room_for(state, str(project)), set))
     with using(state, str(project)):
         pruned.start()
         pruned.join(0.2)

@@ -14,6 +14,7 @@ from elsewhere.errors import ElsewhereError, NotFound, StateError, Unavailable, 
 from elsewhere.storage import checkouts
 from elsewhere.storage.bases import capture
 from elsewhere.storage.checkouts import checkout, git_places, prune_commits, resolve
+from elsewhere.storage.rooms import room_for
 from elsewhere.storage.state import State
 
 if not shutil.which("git"):
@@ -499,7 +500,7 @@ def test_a_checkout_that_fails_leaves_nothing_half_made(
 def test_commits_that_nobody_needs_are_pruned(state: State, project: Path, untouched: list[Path]) -> None:
     first, second = (checkout(state, str(project), commit(project, file=str(number))) for number in range(2))
     untouched.append(project)
-    assert prune_commits(state, str(project), {first.tree}) == [os.path.dirname(second.tree)]
+    assert prune_commits(room_for(state, str(project)), lambda: {first.tree}) == [os.path.dirname(second.tree)]
     assert os.path.isdir(first.tree)
     assert not os.path.exists(second.tree)
     assert checkout(state, str(project), second.sha).made

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
-from elsewhere.changes.layers import FUSE, TRUSTED, USER, Encoding, saved
+from elsewhere.changes import renames
+from elsewhere.changes.compare import Changes, View, compare_overlay, compare_states, compare_trees
+from elsewhere.changes.renames import with_renames
+from elsewhere.storage import stacks
+from elsewhere.storage.encodings import FUSE, TRUSTED, USER, Encoding, saved
+from elsewhere.storage.trees import entries_of
 
 Entry = bytes | str | int | None | tuple[bytes, int]
 Tree = Mapping[str, Entry]
@@ -639,3 +643,208 @@ def test_marks_beside_a_saved_layer(tmp_path: Path) -> None:
     upper = grow(tmp_path / "upper", {"d/new": b"n", ".wh.name": b""})
     found = compare_overlay(str(upper), str(real), "/at", saved(["gone", "missing"], ["d"]))
     assert found == changes(added=".wh.name d/new", deleted="d/old d/sub/x gone")
+
+
+# -- what is told of each change ------------------------------------------------------------------------------------------------
+
+
+def about(found: Changes) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {one.path.removeprefix("/at/"): (one.kind, one.what) for one in found.entries}
+
+
+@BOTH
+def test_what_is_different_about_something_is_told(place: Path, compare: Compare) -> None:
+    real: Tree = {
+        "content": b"1",
+        "mode": (b"1", 0o644),
+        "both": (b"1", 0o644),
+        "link": "a",
+        "type": b"1",
+        "d": 0o755,
+        "gone": b"1",
+    }
+    now: Tree = {"content": b"2", "mode": (b"1", 0o755), "both": (b"2", 0o755), "link": "b", "type": "x", "d": 0o700, "new": b"1"}
+    if compare is overlay:
+        hide_by_name(grow(place / "upper", {}), "gone")
+    assert about(compare(place, real, now)) == {
+        "content": ("modified", ("content",)),
+        "mode": ("modified", ("mode",)),
+        "both": ("modified", ("content", "mode")),
+        "link": ("modified", ("link",)),
+        "type": ("modified", ("type",)),
+        "d/": ("modified", ("mode",)),
+        "gone": ("deleted", ()),
+        "new": ("added", ()),
+    }
+
+
+@BOTH
+def test_both_sides_of_a_change_can_be_read_afterwards(place: Path, compare: Compare) -> None:
+    found = compare(place, {"d/x": (b"before", 0o600), "l": "one"}, {"d/x": (b"afterwards", 0o644), "l": "two"})
+    file, link = found.entries
+    assert file.before is not None
+    assert file.after is not None
+    with file.before.open() as before, file.after.open() as after:
+        assert (before.read(), after.read()) == (b"before", b"afterwards")
+    assert (file.before.mode, file.before.size, file.before.type) == (0o600, 6, "file")
+    assert (file.after.mode, file.after.size) == (0o644, 10)
+    assert link.before is not None
+    assert link.after is not None
+    assert (link.before.target, link.after.target, link.after.type, link.after.size) == ("one", "two", "link", 3)
+
+
+@pytest.mark.parametrize("instead", ["link", "fifo", "directory", "nothing"])
+def test_what_became_something_else_since_is_not_read(place: Path, instead: str) -> None:
+    grow(place / "outside", {"secret": b"secret"})
+    (change,) = overlay(place, {}, {"d/x": b"1"}).entries
+    victim = place / "upper/d/x"
+    victim.unlink()
+    {
+        "link": lambda: victim.symlink_to(place / "outside/secret"),
+        "fifo": lambda: os.mkfifo(victim),
+        "directory": victim.mkdir,
+        "nothing": lambda: None,
+    }[instead]()
+    assert change.after is not None
+    with pytest.raises(OSError, match=r"no file any more|symbolic links"):
+        change.after.open()
+    shutil.rmtree(place / "upper/d")
+    (place / "upper/d").symlink_to(place / "outside")
+    (place / "outside/x").write_bytes(b"secret")
+    with pytest.raises(OSError, match=r"no file any more|symbolic links"):
+        change.after.open()
+
+
+def test_a_seeded_file_is_read_as_what_it_counts_as(place: Path) -> None:
+    (change,) = overlay(place, {"x": b"secret"}, {"x": b"edited"}, {"/at/x": b"locked"}).entries
+    assert change.before is not None
+    with change.before.open() as stream:
+        assert stream.read() == b"locked"
+
+
+# -- several layers, several states ---------------------------------------------------------------------------------------------
+
+
+def states(place: Path, real: Tree, before: list[Tree], after: list[Tree]) -> Changes:
+    """Layers newest first; a name that begins with ! is deleted."""
+    below = [str(grow(place / "real", real))]
+    views = []
+    for side, trees_ in (("before", before), ("after", after)):
+        layers = []
+        for number, tree in enumerate(trees_):
+            top = grow(place / f"{side}{number}", {name: entry for name, entry in tree.items() if "!" not in name})
+            for name in tree:
+                if "!" in name:
+                    path = top / name.replace("!", "")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    hide_by_name(path.parent, path.name)
+            layers.append(str(top))
+        views.append(View(layers, below, FUSE))
+    return compare_states({"/at": views[0]}, {"/at": views[1]})
+
+
+def test_layers_are_read_as_one(place: Path) -> None:
+    real = {"a": b"1", "b": b"1", "c": b"1", "d/x": b"1"}
+    newest: Tree = {"a": b"1", "new": b"2", "!b": b"", "back": b"1"}
+    oldest: Tree = {"a": b"other", "b": b"other", "old": b"1", "!c": b"", "!d/x": b"", "!back": b""}
+    assert states(place, real, [], [newest, oldest]) == changes(added="back new old", deleted="b c d/x")
+
+
+def test_two_states_of_one_base_are_compared_with_each_other(place: Path) -> None:
+    real = {"same": b"1", "one": b"1", "two": b"1", "d/x": b"1", "e/y": b"1"}
+    before: Tree = {"one": b"2", "mine": b"1", "both": b"1", "!d/x": b"", "equal": b"5"}
+    after: Tree = {"two": b"2", "theirs": b"1", "both": b"2", "!e/y": b"", "equal": b"5"}
+    found = states(place, real, [before], [after])
+    assert found == changes(added="d/x theirs", modified="both one two", deleted="e/y mine")
+
+
+def test_what_two_states_share_is_not_looked_into(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = [str(grow(place / "real", {}))]
+    shared = grow(place / "shared", {f"d{number}/e/x": b"1" for number in range(50)})
+    upper = grow(place / "upper", {"d3/y": b"2"})
+    listed = []
+    monkeypatch.setattr(stacks, "entries_of", lambda fd: listed.append(fd) or entries_of(fd))
+    found = compare_states({"/at": View([str(shared)], base)}, {"/at": View([str(upper), str(shared)], base)})
+    assert found == changes(added="d3/y")
+    assert len(listed) == 3 + 3, "the top and d3, in one layer and in two"
+
+
+def test_two_states_of_different_bases_are_compared_whole(place: Path) -> None:
+    one, two = grow(place / "one", {"a": b"1", "b": b"1", "c": b"1"}), grow(place / "two", {"a": b"1", "b": b"2", "n": b"1"})
+    upper = grow(place / "upper", {"c": b"1"})
+    found = compare_states({"/at": View([], [str(one)])}, {"/at": View([str(upper)], [str(two)])})
+    assert found == changes(added="n", modified="b")
+
+
+def test_frozen_layers_of_a_base_are_read_newest_first(place: Path) -> None:
+    old, new = grow(place / "old", {"a": b"1", "b": b"1", "d/x": b"1"}), grow(place / "new", {"a": b"2"})
+    hide_by_device(new, "b")
+    upper = grow(place / "upper", {"a": b"2", "b": b"1", "d/x": b"3"})
+    (added, modified) = compare_overlay(str(upper), [str(new), str(old)], "/at", TRUSTED).entries
+    assert (added.path, modified.path) == ("/at/b", "/at/d/x")
+    assert modified.before is not None
+    with modified.before.open() as stream:
+        assert stream.read() == b"1"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_two_random_states_differ_exactly_as_computed_plainly(place: Path, seed: int) -> None:
+    """Each made of two layers, one of which they share."""
+    chance = random.Random(seed)
+    real = grow(place / "real", {})
+    operate(real, chance, 40)
+    trees_, layers = {}, {}
+    before = real
+    for name, below in (("shared", "real"), ("one", "shared"), ("two", "shared")):
+        before, now = place / below, place / name
+        shutil.copytree(before, now, symlinks=True)
+        operate(now, chance, chance.choice([1, 5, 30]))
+        layers[name] = grow(place / f"layer-{name}", {})
+        layer(layers[name], now, before, hide_by_name, chance)
+        trees_[name] = now
+    views = {name: View([str(layers[name]), str(layers["shared"])], [str(real)], FUSE) for name in ("one", "two")}
+    assert compare_states({"/at": views["one"]}, {"/at": views["two"]}) == plainly(trees_["two"], trees_["one"])
+    assert compare_states({"/at": View([], [str(real)])}, {"/at": views["two"]}) == plainly(trees_["two"], real)
+    assert compare_states({"/at": views["one"]}, {"/at": View([], [str(real)])}) == plainly(real, trees_["one"])
+
+
+# -- renames --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_moved_is_renamed_and_in_no_other_list(place: Path) -> None:
+    real = {"a": b"content", "d/b": b"other", "stays": b"content", "gone": b"gone!!!"}
+    now = {"c": b"content", "e/b": b"other", "stays": b"content", "new": b"new!!!!"}
+    found = with_renames(trees(place, real, now))
+    assert found.renamed == [("/at/a", "/at/c"), ("/at/d/b", "/at/e/b")]
+    assert (found.added, found.deleted) == (["/at/new"], ["/at/gone"])
+    assert found.summary() == "1 added, 1 deleted, 2 renamed"
+    assert ("renamed", "/at/c") in list(found)
+    (one,) = (one for one in found.entries if one.path == "/at/c")
+    assert (one.kind, one.source, one.what) == ("renamed", "/at/a", ())
+
+
+def test_of_several_that_could_have_moved_the_one_of_that_name_did(place: Path) -> None:
+    found = with_renames(trees(place, {"x/a": b"1", "x/b": b"1"}, {"y/b": b"1", "y/c": b"1", "y/d": b"1"}))
+    assert ("/at/x/b", "/at/y/b") in found.renamed
+    assert len(found.renamed) == 2
+    assert len(found.added) == 1
+
+
+def test_a_mode_that_changed_on_the_way_is_told(place: Path) -> None:
+    (one,) = with_renames(trees(place, {"a": (b"1", 0o644)}, {"b": (b"1", 0o755)})).entries
+    assert (one.kind, one.what) == ("renamed", ("mode",))
+
+
+@pytest.mark.parametrize(
+    ("real", "now"),
+    [({"a": b""}, {"b": b""}), ({"a": "x"}, {"b": "x"}), ({"a": b"1"}, {"b": b"2"}), ({"a": b"1"}, {"a": b"1", "b": b"1"})],
+)
+def test_what_did_not_move_is_not_renamed(place: Path, real: Tree, now: Tree) -> None:
+    assert with_renames(trees(place, real, now)).renamed == []
+
+
+def test_too_much_is_not_read_to_find_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renames, "_MOST_BYTES", 10)
+    found = with_renames(trees(place, {"a": b"1", "b": b"x" * 10}, {"c": b"1", "d": b"x" * 10}))
+    assert found.renamed == [("/at/a", "/at/c")]
+    assert (found.added, found.deleted) == (["/at/d"], ["/at/b"])

@@ -1,12 +1,13 @@
 """The command line proper: one parser, and one place where errors become words or a document. The verbs are in the modules of
-their groups: `work.py` (commands), `manage.py` (sandboxes), `configure.py` (settings), `about.py` (elsewhere itself)."""
+their groups: `work.py` (commands), `manage.py` (sandboxes), `saving.py` (their states), `drifting.py` (reality, meanwhile),
+`housekeeping.py` (the disk), `configure.py` (settings), `about.py` (elsewhere itself)."""
 
 import argparse
 import difflib
 import functools
 
 from elsewhere import __version__
-from elsewhere.cli import about, configure, manage, show, work
+from elsewhere.cli import about, configure, drifting, housekeeping, manage, saving, show, work
 from elsewhere.cli.parsing import Parser, Verbs, print_json
 from elsewhere.errors import ElsewhereError, StateError, UsageError
 from elsewhere.sandbox.keeping.commands import CallerGone, Signals
@@ -38,7 +39,7 @@ def parser() -> tuple[argparse.ArgumentParser, Verbs]:
     )
     top.add_argument("--version", action="version", version=f"elsewhere {__version__}")
     verbs = Verbs(top)
-    for group in (work, manage, configure, about):
+    for group in (work, manage, saving, drifting, housekeeping, configure, about):
         group.add(verbs)
     return top, verbs
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from elsewhere import units
-from elsewhere.cli import show
+from elsewhere.cli import differences, show
 from elsewhere.cli.confining import add_confinement, settings_of
 from elsewhere.cli.parsing import Verbs, add_base, add_id, count, print_json
 from elsewhere.cli.progress import teller
@@ -54,9 +54,7 @@ def add(verbs: Verbs) -> None:
     listing.add_argument("--project", metavar="DIR", help="only those of this project")
     listing.add_argument("--limit", metavar="N", type=count, help="at most so many")
     add_id(verbs.add("inspect", _inspect, "everything about one sandbox", "examples:\n  elsewhere inspect @last\n"))
-    diff = verbs.add("diff", _diff, "what a sandbox changed", "examples:\n  elsewhere diff @last --stat\n")
-    add_id(diff)
-    diff.add_argument("--stat", action="store_true", help="only how many, by directory")
+    differences.add(verbs)
 
     stop = verbs.add("stop", _stop, "end everything in a sandbox and keep its files", "examples:\n  elsewhere stop fix\n")
     add_id(stop)
@@ -147,17 +145,6 @@ def _inspect(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         print_json(document)
     else:
         show.inspect(document["sandbox"])
-    return 0
-
-
-def _diff(arguments: argparse.Namespace, _signals: Signals | None) -> int:
-    record, changes = sandboxes.changes(arguments.id)
-    if arguments.json:
-        print_json(documents.diff_document(record, changes))
-    elif arguments.stat:
-        show.stat(record, changes)
-    else:
-        show.changes(record.project, changes, limit=None)
     return 0
 
 

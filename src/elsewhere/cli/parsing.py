@@ -27,9 +27,10 @@ _ID = "an id, a name, the beginning or the last part of an id, or @last"
 
 class Parser(argparse.ArgumentParser):
     """`after_id` knows the options of a verb that takes an ID and a command: argparse would give what stands between the two to
-    the command."""
+    the command. `gathers` names a list of words that may also stand after options, where argparse would not look for them."""
 
     after_id: "Parser | None" = None
+    gathers = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
@@ -38,6 +39,11 @@ class Parser(argparse.ArgumentParser):
             found.argv = []
             found, more = self.after_id.parse_known_args(words, found)
             unknown += more
+        if self.gathers:
+            end = unknown.index("--") if "--" in unknown else len(unknown)
+            words = [word for word in unknown[:end] if not word.startswith("-")] + unknown[end + 1 :]
+            unknown = [word for word in unknown[:end] if word.startswith("-")]
+            setattr(found, self.gathers, [*getattr(found, self.gathers), *words])
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

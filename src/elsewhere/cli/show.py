@@ -25,13 +25,14 @@ from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Request
 
 __all__ = [
-    "changes",
+    "MARKS",
     "denials",
     "doctor",
     "error",
     "executed",
     "inspect",
     "listing",
+    "paint",
     "plan",
     "processes",
     "remark",
@@ -39,7 +40,6 @@ __all__ = [
     "requests",
     "run",
     "safe",
-    "stat",
     "state",
     "table",
     "top",
@@ -47,12 +47,12 @@ __all__ = [
     "weaker",
 ]
 
-_MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31")}
+MARKS = {"added": ("+", "32"), "modified": ("~", "33"), "deleted": ("-", "31"), "renamed": (">", "36")}
 _PLAIN = ("exited", "signaled")
 _STATUS = {"ok": "32", "degraded": "33", "missing": "31"}
 
 
-def _paint(text: str, code: str, stream: TextIO) -> str:
+def paint(text: str, code: str, stream: TextIO) -> str:
     wanted = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
 
@@ -70,7 +70,7 @@ def table(rows: list[list[str]], stream: TextIO, heads: list[str] | None = None)
     widths = [max(len(row[column]) for row in everything) for column in range(len(everything[0]))]
     for number, row in enumerate(everything):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        print(_paint(line, "1", stream) if heads and number == 0 else line, file=stream)
+        print(paint(line, "1", stream) if heads and number == 0 else line, file=stream)
 
 
 def error(problem: ElsewhereError) -> None:
@@ -79,8 +79,11 @@ def error(problem: ElsewhereError) -> None:
     lost = problem.detail.get("changes")
     for path in lost if isinstance(lost, list) else ():
         print(f"   {safe(str(path))}", file=sys.stderr)
+    conflicts = problem.detail.get("conflicts")
+    for one in conflicts if isinstance(conflicts, list) else ():
+        print(f"   ! {safe(str(one['path']))}: {safe(one['sentence'])} ({one['reason']})", file=sys.stderr)
     if problem.hint:
-        print(f"  {_paint('next:', '2', sys.stderr)} {safe(problem.hint)}", file=sys.stderr)
+        print(f"  {paint('next:', '2', sys.stderr)} {safe(problem.hint)}", file=sys.stderr)
 
 
 def plan(record: Record) -> None:
@@ -109,6 +112,8 @@ def executed(result: ExecResult) -> None:
     if result.outcome.reason not in _PLAIN:
         print(f"elsewhere: {_ending(result.outcome)}", file=sys.stderr)
     denials(of_command(result.record, result.outcome.denied, result.request.argv))
+    if result.drift is not None:
+        remark(f"{result.drift.summary()}; elsewhere drift {result.record.id}")
 
 
 def denials(found: Iterable[dict[str, Any]]) -> None:
@@ -117,7 +122,7 @@ def denials(found: Iterable[dict[str, Any]]) -> None:
         count = f", {one['count']} times" if one["count"] > 1 else ""
         allow = f" → {one['how_to_allow']}" if one["how_to_allow"] else ""
         print(
-            _paint(f"elsewhere: denied {safe(one['what'])}{count}: {safe(one['rule'])}{safe(allow)}", "33", sys.stderr),
+            paint(f"elsewhere: denied {safe(one['what'])}{count}: {safe(one['rule'])}{safe(allow)}", "33", sys.stderr),
             file=sys.stderr,
         )
 
@@ -201,13 +206,13 @@ def run(result: RunResult) -> None:
             print(f"elsewhere: {result.changes.summary()}; kept as {result.record.id}", file=sys.stderr)
         return
     colour = "31" if result.outcome.exit_code else "32"
-    print(_paint(f"── {_ending(result.outcome)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
+    print(paint(f"── {_ending(result.outcome)} · {result.changes.summary()}", colour, sys.stderr), file=sys.stderr)
     denials(of_command(result.record, result.outcome.denied, result.argv))
     _names(result.record.project, result.changes, sys.stderr, limit=8)
     if result.kept:
         short = result.record.id.rpartition("-")[2]
         print(
-            _paint(f"   elsewhere diff {short} · elsewhere shell {short} · elsewhere rm --force {short}", "2", sys.stderr),
+            paint(f"   elsewhere diff {short} · elsewhere shell {short} · elsewhere rm --force {short}", "2", sys.stderr),
             file=sys.stderr,
         )
 
@@ -231,25 +236,10 @@ def _ending(outcome: Outcome) -> str:
 def _names(project: str, found: Changes, stream: TextIO, limit: int | None) -> None:
     everything = list(found)
     for kind, path in everything[:limit]:
-        mark, colour = _MARKS[kind]
-        print(_paint(f"   {mark} {safe(relative(path, project))}", colour, stream), file=stream)
+        mark, colour = MARKS[kind]
+        print(paint(f"   {mark} {safe(relative(path, project))}", colour, stream), file=stream)
     if limit is not None and len(everything) > limit:
         print(f"   … and {len(everything) - limit} more", file=stream)
-
-
-def changes(project: str, found: Changes, limit: int | None) -> None:
-    _names(project, found, sys.stdout, limit)
-    print(found.summary())
-
-
-def stat(record: Record, found: Changes) -> None:
-    counts: dict[str, Counter[str]] = {}
-    for kind, path in found:
-        place = os.path.dirname(relative(path, record.project)) or "."
-        counts.setdefault(place, Counter())[kind] += 1
-    rows = [[safe(place), *(str(count[kind] or "") for kind in _MARKS)] for place, count in sorted(counts.items())]
-    table(rows, sys.stdout, ["directory", *_MARKS])
-    print(found.summary())
 
 
 def listing(found: Listing) -> None:
@@ -300,11 +290,12 @@ def inspect(document: dict[str, Any]) -> None:
         "confinement", "limits", "usage", "command", "denials", "identity", "labels", "keeper",
     ):  # fmt: skip
         print(f"{key:12} {safe(_words(document[key]))}")
-    print(_paint("enforced", "1", sys.stdout))
+    print(f"{'drift':12} {document['drift']['summary'] if document['drift'] else '-'}")
+    print(paint("enforced", "1", sys.stdout))
     table([["  " + key, safe(_words(value))] for key, value in document["enforced"].items()], sys.stdout)
-    print(_paint("plan", "1", sys.stdout))
+    print(paint("plan", "1", sys.stdout))
     table([["  " + safe(str(step["target"])), safe(step["what"])] for step in document["plan"]], sys.stdout)
-    print(_paint("environment left out", "1", sys.stdout))
+    print(paint("environment left out", "1", sys.stdout))
     print("  " + (" ".join(document["environment"]["left_out"]) or "nothing"))
 
 
@@ -326,6 +317,6 @@ def removal(result: Removal) -> None:
 
 def doctor(checks: "list[Any]") -> None:
     for check in checks:
-        print(f"{_paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(26)} {safe(check.detail)}")
+        print(f"{paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(26)} {safe(check.detail)}")
         if check.hint:
             print(f"{'':36} → {check.hint}")

@@ -1,6 +1,6 @@
 """Copy on write: the overlay as an operation of a mount plan, and the two ways in which kernels let one be made.
 
-Everything that is new lies in `upper`; the marks by which it says what is deleted are read by `changes/layers.py`.
+Everything that is new lies in `upper`; the marks by which it says what is deleted are read by `storage/encodings.py`.
 """
 
 import contextlib

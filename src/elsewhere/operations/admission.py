@@ -27,7 +27,7 @@ from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
-__all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "readmitted", "waiting"]
+__all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "is_counted", "readmitted", "waiting"]
 
 _LOOK_S = 0.05
 _TELL_S = 10.0
@@ -119,6 +119,12 @@ def readmitted(state: State, found: Record, tell: Tell | None = None, pause: Pau
     with _admitted(state, settings, asked, tell, pause) as belongs_to:
         yield disk_reserve(state, settings)
         belongs_to(found.id)
+
+
+def is_counted(state: State, found: Record) -> bool:
+    """Whether it takes a place that others could wait for."""
+    asked = {name: found.limits[name] for name in found.binding if name in found.limits}
+    return any(_needs(asked, 0)) or resolve(state, found.project)["admission.most"] is not None
 
 
 def _needs(asked: Mapping[str, float], reserve: int) -> tuple[int, float]:

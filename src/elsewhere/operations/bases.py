@@ -38,13 +38,15 @@ class Teller:
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """`base` is for the record. `shift` says whose owners the base has on disk; None: it has none of its own. `manifest` says
-    what reality was like, and `dirty` are the files of which there is no copy anywhere. `remark` is what somebody should know."""
+    what reality was like, and `dirty` are the files of which there is no copy anywhere; `scan` is a file that says the same of a
+    base that was captured. `remark` is what somebody should know."""
 
     base: dict[str, Any]
     shift: int | None = None
     manifest: bytes | None = None
     dirty: list[str] = field(default_factory=list)
     remark: str = ""
+    scan: str | None = None
 
 
 @contextlib.contextmanager
@@ -87,7 +89,7 @@ def choose(
             "left_out": sorted(base.left_out),
         }
         remark = f"{len(base.unsettled)} files changed while they were captured" if base.unsettled else ""
-        yield Chosen(about, shift, remark=remark)
+        yield Chosen(about, shift, remark=remark, scan=base.scan)
 
 
 def _commit(state: State, project: Project, ref: str, shift: int, teller: Teller | None) -> Chosen:

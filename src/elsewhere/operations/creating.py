@@ -13,7 +13,7 @@ from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageErro
 from elsewhere.meeting import home_directory
 from elsewhere.operations import admission, bases
 from elsewhere.operations.admission import Pause
-from elsewhere.operations.bases import Teller
+from elsewhere.operations.bases import Chosen, Teller
 from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import identity, live
@@ -24,7 +24,7 @@ from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import copying
 from elsewhere.storage.state import State, write_aside
 
-__all__ = ["Wish", "create", "parse_label", "raise_sandbox"]
+__all__ = ["Wish", "check_name", "create", "parse_label", "raise_sandbox", "remember"]
 
 _LONGEST_NAME = 63
 _REMEMBERED = 256 << 20  # bytes of files that git calls dirty
@@ -51,7 +51,7 @@ def create(
 ) -> tuple[Record, bool]:
     """A sandbox that lives on its own, and whether it is new: the same request again is answered with the same sandbox."""
     refuse_inside()
-    _check_name(wish.name)
+    check_name(wish.name)
     found = find_project(wish.project, os.getcwd())
     state = State.open()
     asked = {
@@ -155,20 +155,24 @@ def _raise(
                     raise
                 kind = "live"  # where no overlay can be had, a copy is made of what is there now
                 continue
-            if chosen.manifest is not None:
-                _remember(made.directory, project.path, chosen.manifest, chosen.dirty)
+            remember(made.directory, project.path, chosen)
             if chosen.remark and remark is not None:
                 remark(chosen.remark)
             return made
     raise AssertionError("one of the attempts returns or raises")
 
 
-def _remember(directory: str, project: str, manifest: bytes, dirty: list[str]) -> None:
+def remember(directory: str, project: str, chosen: Chosen) -> None:
     """What reality was like, and a copy of what is nowhere else: so that somebody who merges later knows where both began."""
-    write_aside(os.path.join(directory, "manifest"), manifest)
+    manifest, copies = os.path.join(directory, "manifest"), os.path.join(directory, "dirty")
+    if chosen.manifest is not None:
+        write_aside(manifest, chosen.manifest)
+    elif chosen.scan is not None:
+        with contextlib.suppress(OSError):  # without it, drift goes by times
+            os.link(chosen.scan, manifest)
     left = _REMEMBERED
-    for path in dirty:
-        source, target = os.path.join(project, path), os.path.join(directory, "dirty", path)
+    for path in chosen.dirty:
+        source, target = os.path.join(project, path), os.path.join(copies, path)
         with contextlib.suppress(OSError):  # gone again, or closed: then there is no common beginning to be had
             about = os.lstat(source)
             if stat.S_ISREG(about.st_mode) and about.st_size <= left:
@@ -193,7 +197,7 @@ def _existing(state: State, sandbox_id: str, asked: dict[str, Any]) -> Record | 
     )
 
 
-def _check_name(name: str | None) -> None:
+def check_name(name: str | None) -> None:
     if name is None:
         return
     plain = name.replace("-", "a").replace("_", "a").replace(".", "a")

@@ -2,17 +2,23 @@
 
 import base64
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from elsewhere import __version__
-from elsewhere.changes.compare import Changes
+from elsewhere.changes.drift import Drift
+from elsewhere.changes.model import Change, Changes, Side
 from elsewhere.clock import stamp
+from elsewhere.errors import ElsewhereError
+from elsewhere.operations import drifting
 from elsewhere.operations.admission import Claim
+from elsewhere.operations.diffing import Difference
 from elsewhere.operations.executing import ExecResult
+from elsewhere.operations.refreshing import RefreshPlan
 from elsewhere.operations.running import RunResult
 from elsewhere.operations.sandboxes import Keeping, Listing, Removal
 from elsewhere.operations.settings import Ignored, Setup, Trust
+from elsewhere.operations.snapshots import Forked, Returned, Taken
 from elsewhere.operations.usage import Top, usage_of
 from elsewhere.sandbox import contents, denials
 from elsewhere.sandbox.access.transfer import Transferred
@@ -24,21 +30,28 @@ from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import SCHEMA, State
 
 __all__ = [
+    "changed_names",
     "config_document",
     "cp_document",
     "denials_document",
     "diff_document",
+    "drift_document",
     "exec_document",
+    "fork_document",
     "inspect_document",
     "list_document",
     "name",
     "open_document",
     "processes_document",
+    "refresh_document",
     "relative",
     "removal_document",
     "requests_document",
+    "rollback_document",
     "run_document",
     "sandbox_document",
+    "snapshot_document",
+    "snapshots_document",
     "top_document",
     "trust_document",
     "version_document",
@@ -53,6 +66,9 @@ CAPABILITIES = [
     "files",
     "requests",
     "diff-stat",
+    "drift",
+    "snapshots",
+    "fork",
     "doctor",
     "views",
     "limits",
@@ -167,6 +183,7 @@ def inspect_document(state: State, record: Record, keeping: Keeping | None = Non
             "version": record.version,
             "usage": usage_document(usage_of(state, record)),
             "denials": denials_document(record, Journal(state.sandbox(record.id)).read().changed),
+            "drift": _glance(record, drifting.glance(state, record)),
             "keeper": keeping and {"pid": keeping.pid, "version": keeping.version, "skew": keeping.skew},
         }
     }
@@ -224,7 +241,47 @@ def exec_document(result: ExecResult) -> dict[str, Any]:
             **(_outcome(result.outcome, result.record, result.request.argv) if result.outcome is not None else {}),
         },
         "changes": None if result.changes is None else changes_document(result.changes, result.record.project),
+        "drift": _glance(result.record, result.drift),
     }
+
+
+def drift_document(record: Record, found: Drift) -> dict[str, Any]:
+    return {
+        "sandbox": {"id": record.id},
+        "drift": {
+            "age_s": round(found.age_s, 3),
+            "base": {"kind": found.kind, "at": _time(record.base["at"]), "head": found.base_head},
+            "head": found.head,
+            "behind_commits": found.behind_commits,
+            "changed": [name(relative(path, record.project)) for path in found.changed],
+            "overlapping": [name(relative(path, record.project)) for path in found.overlapping],
+            "packages": [
+                {"manager": one.manager, "name": one.name, "what": one.what, "version": one.version} for one in found.packages
+            ],
+            "summary": found.summary(),
+        },
+    }
+
+
+def refresh_document(record: Record, plan: RefreshPlan, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "sandbox": sandbox_document(record),
+        "refresh": {
+            "kept": [name(path) for path in plan.kept],
+            "merged": [name(one.path) for one in plan.written],
+            "dropped": [name(path) for path in plan.dropped],
+            "conflicts": [{"path": name(one.path), "reason": one.reason, "sentence": one.sentence} for one in plan.conflicts],
+            "dry_run": dry_run,
+        },
+    }
+
+
+def _glance(record: Record, found: Drift | None) -> dict[str, Any] | None:
+    """Drift as far as it can be told without looking at the whole project."""
+    if found is None:
+        return None
+    whole = drift_document(record, found)["drift"]
+    return {key: whole[key] for key in ("age_s", "behind_commits", "overlapping", "summary")}
 
 
 def list_document(listing: Listing) -> dict[str, Any]:
@@ -239,15 +296,70 @@ def list_document(listing: Listing) -> dict[str, Any]:
     }
 
 
-def diff_document(record: Record, changes: Changes) -> dict[str, Any]:
-    inside, outside = Changes(), Changes()
-    for kind, path in changes:
-        getattr(inside if path.startswith(record.project + "/") else outside, kind).append(path)
-    return {
-        "changes": changes_document(inside, record.project),
-        "outside": changes_document(outside, record.project),
-        "base": _base(record.base),
+def diff_document(found: Difference, *, names: bool = False, stat: bool = False, patch: bool = False) -> dict[str, Any]:
+    """Besides what is always told: the names alone, how much changed in each file, the patch."""
+    project = found.record.project
+    document: dict[str, Any] = {
+        "from": found.before,
+        "to": found.after,
+        "changes": {
+            **_lists(found.inside, project),
+            "modes": _pairs(found.told("mode"), project, lambda side: f"{side.mode:04o}"),
+            "links": _pairs(found.told("link"), project, lambda side: name(side.target or "")),
+            "types": _pairs(found.told("type"), project, lambda side: side.type),
+        },
+        "outside": {
+            **_lists(found.outside, project),
+            "packages": [
+                {"manager": one.manager, "name": one.name, "before": one.before, "after": one.after, "files": one.files}
+                for one in found.summary.packages
+            ],
+            "configuration": [name(path) for path in found.configuration()],
+        },
+        "git": {"files": found.git},
+        "base": _base(found.record.base),
     }
+    if names:
+        document["names"] = [name(path) for path in changed_names(found)]
+    if stat:
+        document["stat"] = [
+            {
+                "path": name(relative(one.path, project)),
+                "change": one.kind,
+                "binary": one.binary,
+                "lines_added": one.lines_added,
+                "lines_deleted": one.lines_deleted,
+                "bytes_before": one.bytes_before,
+                "bytes_after": one.bytes_after,
+            }
+            for one in found.stat()
+        ]
+    if patch:
+        made = found.patch()
+        text = made.text.decode("utf-8", "replace")
+        document["patch"] = text
+        document["patch_b64"] = None if text.encode() == made.text else base64.b64encode(made.text).decode()
+        document["left_out"] = [{"path": name(relative(one.path, project)), "why": one.why} for one in made.left_out]
+    return document
+
+
+def changed_names(found: Difference) -> list[str]:
+    """Of everything that is different now; of a renamed file, the name that it has now."""
+    project = found.record.project
+    return [*sorted(relative(path, project) for _, path in found.inside), *sorted(path for _, path in found.outside)]
+
+
+def _lists(changes: Changes, project: str) -> dict[str, Any]:
+    renamed = [{"from": name(relative(old, project)), "to": name(relative(new, project))} for old, new in changes.renamed]
+    return {**changes_document(changes, project), "renamed": renamed}
+
+
+def _pairs(found: Iterable[Change], project: str, told: Callable[[Side], Any]) -> list[dict[str, Any]]:
+    return [
+        {"path": name(relative(one.path, project)), "from": told(one.before), "to": told(one.after)}
+        for one in found
+        if one.before is not None and one.after is not None
+    ]
 
 
 def removal_document(removal: Removal) -> dict[str, Any]:
@@ -364,3 +476,43 @@ def _named(value: Any) -> Any:
     if isinstance(value, tuple):
         return [name(item) for item in value]
     return name(value) if isinstance(value, str) else value
+
+
+def _snapshot(found: Record, one: dict[str, Any], size: int | None) -> dict[str, Any]:
+    return {
+        "name": one["name"],
+        "parent": one.get("parent"),
+        "created_at": _time(one.get("created_at")),
+        "bytes": size,
+        "copied": one.get("copied", False),
+        "current": one["name"] == found.at,
+    }
+
+
+def snapshot_document(taken: Taken) -> dict[str, Any]:
+    return {
+        "snapshot": _snapshot(taken.record, taken.snapshot, taken.bytes),
+        "sandbox": {"id": taken.record.id},
+        "processes_left_running": taken.stopped or 0,
+    }
+
+
+def snapshots_document(found: Record, sizes: Mapping[str, int | None]) -> dict[str, Any]:
+    listed = [_snapshot(found, one, sizes.get(one["name"])) for one in found.snapshots]
+    return {"snapshots": listed, "sandbox": {"id": found.id}, "current": found.at}
+
+
+def rollback_document(returned: Returned) -> dict[str, Any]:
+    return {
+        "snapshot": _snapshot(returned.record, returned.snapshot, None),
+        "sandbox": {"id": returned.record.id},
+        "saved_as": returned.left,
+    }
+
+
+def fork_document(forked: Forked) -> dict[str, Any]:
+    made = [
+        child.document() if isinstance(child, ElsewhereError) else {**sandbox_document(child), "origin": child.origin}
+        for child in forked.children
+    ]
+    return {"sandboxes": made, "processes_left_running": forked.stopped or 0}

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from elsewhere.changes.compare import Changes
+from elsewhere.changes.drift import Drift
 from elsewhere.errors import Broken, ElsewhereError, UsageError
+from elsewhere.operations import drifting
 from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.settings import resolve
@@ -54,13 +56,15 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """`outcome` is None for a detached command, which goes on; `pid` is its number inside."""
+    """`outcome` is None for a detached command, which goes on; `pid` is its number inside. `drift`: reality has moved on in a way
+    that concerns this sandbox."""
 
     record: Record
     request: Request
     outcome: Outcome | None
     changes: Changes | None
     pid: int | None = None
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def _execute(wanted: ExecRequest, signals: Signals | None, remark: Callable[[str
             if outputs is not None:
                 return ExecResult(box.record, request, None, None, _detached(box, spec, outputs))
             outcome = run_command(box, spec, signals, capture=wanted.capture)
-        return ExecResult(box.record, request, outcome, box.changes() if wanted.capture else None)
+        changes = box.changes() if wanted.capture else None
+        return ExecResult(box.record, request, outcome, changes, drift=drifting.noticed(state, box.record))
     finally:
         box.close()
 

@@ -237,7 +237,7 @@ def remove(wanted: list[str], *, force: bool = False) -> Removal:
         except ElsewhereError as error:
             problems.append(error)
             result.skipped.append({"id": word, "reason": error.message, **error.detail})
-    ending.sweep(state)
+    ending.sweep(state, layers=True)
     if problems and len(wanted) == 1:
         raise problems[0]
     return result
@@ -255,7 +255,7 @@ def remove_all(*, force: bool = False) -> Removal:
             continue  # somebody else was faster
         except ElsewhereError as error:
             result.skipped.append({"id": sandbox_id, "reason": error.message, **error.detail})
-    ending.sweep(state)
+    ending.sweep(state, layers=True)
     return result
 
 
@@ -266,7 +266,7 @@ def discard(wanted: str) -> None:
         if found.state == "running":
             ending.end_keeper(state, found, 0.0)
         ending.archive_or_discard(state, found.id, found, archive=False)
-    ending.sweep(state)
+    ending.sweep(state, layers=found.tip is not None or bool(found.snapshots))
 
 
 def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> None:

@@ -1,43 +1,120 @@
-"""What a sandbox did: its layers, or its copy, compared with reality. What is hidden from a sandbox is never reported of it."""
+"""What a sandbox holds at some moment, and what is different between two: its layers, or its copy, over its base. What is hidden
+from a sandbox is never reported of it.
 
+A moment is `base` (what it started from), `now`, or the name of one of its snapshots.
+"""
+
+import contextlib
 import os
+from collections.abc import Iterator
+from typing import Any
 
-from elsewhere.changes import layers
-from elsewhere.changes.compare import Changes, compare_overlay, compare_trees
-from elsewhere.changes.layers import Encoding
+from elsewhere.changes.compare import Changes, View, compare_overlay, compare_states
+from elsewhere.errors import NotFound
 from elsewhere.sandbox import rungs, seeds
 from elsewhere.sandbox.records.record import Record
-from elsewhere.storage import images, saving
+from elsewhere.storage import encodings, images, saving
+from elsewhere.storage.encodings import Encoding
+from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State
 
-__all__ = ["IMAGE", "changes_of", "project_path", "rehearse"]
+__all__ = ["BASE", "IMAGE", "NOW", "changes_of", "differences", "project_path", "reached", "rehearse", "state_of"]
 
 IMAGE = "layers.img"  # in a sandbox's directory, if its layers may only grow to a size
+BASE, NOW = "base", "now"
 
 
 def changes_of(state: State, record: Record, layers_fd: int = -1) -> Changes:
-    """`layers_fd` leads to layers that do not lie in the sandbox's directory, for as long as somebody holds them."""
-    if record.disk == "image" and layers_fd < 0:
+    """What it did so far. `layers_fd` leads to layers that do not lie in the sandbox's directory, for as long as somebody holds
+    them."""
+    with reached(state, record, layers_fd) as own:
+        return differences(state, (record, state_of(state, record, BASE, own)), (record, state_of(state, record, NOW, own)))
+
+
+@contextlib.contextmanager
+def reached(state: State, record: Record, layers_fd: int = -1) -> Iterator[str]:
+    """Where its own layers lie, while they can be read."""
+    if layers_fd >= 0:
+        yield f"/proc/self/fd/{layers_fd}"
+    elif record.disk == "image":
         fd = images.mounted(os.path.join(state.sandbox(record.id), IMAGE))
         try:
-            return _changes(state, record, f"/proc/self/fd/{fd}")
+            yield f"/proc/self/fd/{fd}"
         finally:
             os.close(fd)
-    return _changes(state, record, f"/proc/self/fd/{layers_fd}" if layers_fd >= 0 else state.sandbox(record.id))
+    else:
+        yield state.sandbox(record.id)
 
 
-def _changes(state: State, record: Record, directory: str) -> Changes:
-    found = Changes()
-    pristine = seeds.pristine(tuple((path, source) for path, source in record.base.get("seeds", ())))
+def differences(state: State, before: tuple[Record, dict[str, View]], after: tuple[Record, dict[str, View]]) -> Changes:
+    """What is different in the second of two states, each with the sandbox that it is one of."""
+    found = compare_states(before[1], after[1])
+    hidden = [state.path]
+    for record, _ in (before, after):
+        hidden += [*record.enforced.get("hidden", []), *record.enforced.get("not_copied", [])]
+    found = found.without(hidden)
+    found.project = after[0].project
+    found.scratch = state.sandbox(after[0].id)
+    return found
+
+
+def state_of(state: State, record: Record, moment: str, own: str) -> dict[str, View]:
+    """What the sandbox shows at that moment, for each place that it may write. `own` is where its layers lie (`reached`)."""
+    snapshot = None if moment in (BASE, NOW) else _snapshot(record, moment)
     if rungs.named(record.mechanism).copy:
-        found = compare_trees(os.path.join(directory, "copy"), record.project, record.project)
+        return {record.project: View((), [_copy(state, record, moment, snapshot, own)])}
+    base = record.base if snapshot is None else snapshot.get("base", record.base)
+    pristine = seeds.pristine(tuple((path, source) for path, source in base.get("seeds", ())))
+    views = {}
     for layer in record.layers:
-        upper = f"{directory}/upper/{layer['number']}"
-        if os.path.isdir(upper):
-            below = [*layer.get("frozen", ()), *([layer["lower"]] if layer["lower"] else [])]
-            found.extend(compare_overlay(upper, below, layer["at"], _encoding(record, upper), pristine))
-    found.sort()
-    return found.without([*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), state.path])
+        written = [] if moment == BASE else _written(state, record, snapshot, own, str(layer["number"]))
+        views[layer["at"]] = View(written, _below(record, layer, base), [_encoding(record, one) for one in written], pristine)
+    return views
+
+
+def _copy(state: State, record: Record, moment: str, snapshot: dict[str, Any] | None, own: str) -> str:
+    if moment == BASE:
+        return record.project
+    place = own if snapshot is None else os.path.join(state.room(LAYERS), snapshot["layer"], "upper")
+    return os.path.join(place, "copy")
+
+
+def _below(record: Record, layer: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """What lies below one overlay: of the project, the base that it had at that moment."""
+    captured = base.get("layers")
+    if layer["at"] == record.project and (captured or layer.get("frozen")):
+        return list(captured or [record.project])
+    return [*layer.get("frozen", ()), *([layer["lower"]] if layer["lower"] else [])]
+
+
+def _written(state: State, record: Record, snapshot: dict[str, Any] | None, own: str, number: str) -> list[str]:
+    """The layers of one overlay up to a snapshot, or to now, newest first."""
+    upper = f"{own}/upper/{number}"
+    tip = record.tip if snapshot is None else snapshot["layer"]
+    found = [upper] if snapshot is None and os.path.isdir(upper) else []
+    if tip is None:
+        return found
+    frozen = os.path.join(own, LAYERS) if record.disk == "image" else state.room(LAYERS)
+    if rungs.named(record.mechanism).memory:
+        copied = os.path.join(frozen, tip, "upper", number)
+        return found if snapshot is None else [copied] if os.path.isdir(copied) else []
+    layers = Layers(state)
+    steps = layers.chain(tip)
+    if layers.is_moving(tip) and not os.path.isdir(os.path.join(frozen, steps[0].place)):
+        # Whoever froze it did not come further: what the newest layer is to hold is still where it was written.
+        steps, found = steps[1:], [upper] if os.path.isdir(upper) else []
+    return found + [os.path.join(frozen, step.place, number) for step in steps if number in step.holds]
+
+
+def _snapshot(record: Record, name: str) -> dict[str, Any]:
+    for found in record.snapshots:
+        if found["name"] == name:
+            return found
+    raise NotFound(
+        "snapshot_not_found",
+        f"the sandbox {record.id!r} has no snapshot {name!r}",
+        hint=f"elsewhere snapshots {record.id} lists them; {BASE} and {NOW} are there always",
+    )
 
 
 def project_path(state: State, record: Record) -> str:
@@ -48,14 +125,11 @@ def project_path(state: State, record: Record) -> str:
 def rehearse(state: State) -> None:
     """Everything but an answer."""
     seeds.pristine()
-    compare_overlay(state.room("mnt"), state.room("mnt"), "/", layers.TRUSTED)
+    compare_overlay(state.room("mnt"), state.room("mnt"), "/", encodings.TRUSTED)
 
 
-def _encoding(record: Record, upper: str) -> Encoding:
-    marks = saving.read_marks(upper)
+def _encoding(record: Record, layer: str) -> Encoding:
+    marks = saving.read_marks(layer)
     if marks is not None:
-        return layers.saved(*marks)
-    rung = rungs.named(record.mechanism)
-    if rung.fuse:
-        return layers.FUSE
-    return layers.TRUSTED if rung.whole_machine else layers.USER
+        return encodings.saved(*marks)
+    return encodings.NAMED[rungs.named(record.mechanism).encoding]

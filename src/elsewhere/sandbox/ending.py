@@ -23,9 +23,10 @@ from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Caller
 from elsewhere.storage import images, saving, trash
+from elsewhere.storage.layers import Layers
 from elsewhere.storage.state import State
 
-__all__ = ["archive_or_discard", "end_keeper", "end_unknown", "stop", "sweep"]
+__all__ = ["archive_or_discard", "end_keeper", "end_unknown", "prune", "stop", "sweep"]
 
 
 def stop(state: State, sandbox_id: str, grace: float) -> Record:
@@ -38,8 +39,9 @@ def stop(state: State, sandbox_id: str, grace: float) -> Record:
         return found
 
 
-def end_keeper(state: State, found: Record, grace: float) -> None:
-    """Afterwards nothing of the sandbox runs, and what it wrote is on disk, in memory no longer."""
+def end_keeper(state: State, found: Record, grace: float, *, if_idle: bool = False) -> bool:
+    """Afterwards nothing of the sandbox runs, and what it wrote is on disk, in memory no longer. False, with `if_idle`: something
+    runs in it, and goes on."""
     directory = state.sandbox(found.id)
     reached = line.connect(directory)
     memory = None
@@ -49,7 +51,10 @@ def end_keeper(state: State, found: Record, grace: float) -> None:
             if memory is not None:
                 stack.callback(os.close, memory)
                 saving.check_room(memory, directory)  # afterwards there would be no way back
-            reached.finish(grace)
+            if not if_idle:
+                reached.finish(grace)
+            elif not reached.rest():
+                return False
             if memory is not None:
                 saving.save_layers(f"/proc/self/fd/{memory}/upper", os.path.join(directory, "upper"))
     elif found.keeper is not None:
@@ -63,6 +68,7 @@ def end_keeper(state: State, found: Record, grace: float) -> None:
         )
     if found.group is not None:
         cgroups.remove(Group(*found.group))
+    return True
 
 
 def _kill(keeper: Caller) -> None:
@@ -131,11 +137,37 @@ def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, a
     raise Broken("archive_full", f"the archive has a thousand sandboxes named {sandbox_id!r}", hint="move some of them elsewhere")
 
 
-def sweep(state: State) -> None:
-    """Have the trash emptied: by the launcher, if there is one, else here."""
+def sweep(state: State, *, layers: bool = False) -> None:
+    """Have the trash emptied: by the launcher, if there is one, else here. With `layers`, what nobody needs of them goes there
+    first."""
+    if layers:
+        prune(state)
     if not Engine.shared(state).nudge("sweep"):
         with contextlib.suppress(OSError):
             truth.empty_trash(state)
+
+
+def prune(state: State, *, dry_run: bool = False) -> list[str]:
+    """Take away the layers that no sandbox needs, here or in the archive. Where a record cannot be read, nobody knows what it
+    needs, and everything stays."""
+
+    layers = Layers(state)
+
+    def tips() -> list[str]:
+        found = []
+        for room in ("sandboxes", "archive"):
+            with os.scandir(state.room(room)) as entries:
+                places = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            for place in places:
+                found += record.layers_of(place)
+                # One that runs has them mounted one by one, even if they were merged since.
+                found += [layer.id for layer in layers.ancestors(record.layers_running(place))]
+        return found
+
+    try:
+        return layers.prune(tips, dry_run=dry_run)
+    except Broken:
+        return []
 
 
 def end_unknown(state: State, sandbox_id: str) -> None:

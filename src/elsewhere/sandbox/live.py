@@ -14,12 +14,12 @@ from typing import Any
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, Refused, UsageError
-from elsewhere.sandbox import contents, environment, rungs
+from elsewhere.sandbox import contents, environment, rebasing, rungs, snapshots
 from elsewhere.sandbox.environment import Environment
 from elsewhere.sandbox.identity import Identity
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.keeping.spec import Spec
-from elsewhere.sandbox.launching.engine import Engine
+from elsewhere.sandbox.launching.engine import Answer, Engine
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import saving
@@ -32,11 +32,26 @@ class Live:
     def __init__(self, engine: Engine, found: Record, control: socket.socket, *, owned: bool, layers_fd: int = -1) -> None:
         self.engine = engine
         self.id = found.id
-        self.control = control
+        self._control = control
+        self._starting: Answer | None = None
         self.record = found
         self.owned = owned
         self._layers_fd = layers_fd
         self._open = True
+
+    @property
+    def control(self) -> socket.socket:
+        """To its keeper; to the new one, if it was told to run again."""
+        if self._starting is not None:
+            answer, self._starting = self._starting, None
+            (_, started), fds = answer.get()
+            self.record = Record(**started)
+            if self.owned:
+                self._control = socket.socket(fileno=fds[0])
+                self._layers_fd = fds[1] if len(fds) > 1 else -1
+            else:
+                self._control = _entered(self.engine, self.record).control
+        return self._control
 
     @property
     def state(self) -> State:
@@ -53,6 +68,7 @@ class Live:
 
     def line(self) -> line.Line:
         """A line of its own to the keeper: answers to one question must not meet those to another."""
+        _ = self.control  # it may only be starting
         found = line.connect(self.directory)
         if found is None:
             raise Broken("sandbox_gone", f"the sandbox {self.id!r} is not running any more", hint=f"elsewhere start {self.id}")
@@ -136,6 +152,17 @@ class Live:
         """Let go of it; what lives on its own lives on."""
         self.control.close()
         self._close_layers()
+
+    def let_go(self) -> None:
+        """Its keeper has ended, by our wish, and is to be replaced: see `run_again`."""
+        if self.owned:
+            self.engine.ask("settle", self.id)
+        self.control.close()
+        self._close_layers()
+
+    def run_again(self, reserve: int, lock: int) -> None:
+        """With another keeper, which nobody waits for before it is needed; what is owned stays owned."""
+        self._starting = self.engine.later("start", self.id, reserve, "discard" if self.owned else "", fds=[lock])
 
     # -- the end of one that is owned -------------------------------------------------------------------------------------------
 
@@ -224,7 +251,9 @@ def enter(state: State, sandbox_id: str, admission: Admission) -> Live:
                 )
             with admission(found) as reserve:
                 truth.end_earlier_life(state, sandbox_id)
-                (_, started), _ = engine.ask("start", sandbox_id, reserve, fds=[lock])
+                snapshots.mend_if_needed(state, found)
+                rebasing.finish_if_needed(state, found)
+                (_, started), _ = engine.ask("start", sandbox_id, reserve, "", fds=[lock])
                 return _entered(engine, Record(**started))
         return _entered(engine, found)
 

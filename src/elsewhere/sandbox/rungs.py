@@ -39,6 +39,16 @@ class Mechanism:
         return self.pooled and not self.memory
 
     @property
+    def stacks(self) -> bool:
+        """Whether what was written can be frozen and gone on from; on the other rungs it has to be copied."""
+        return not self.copy and not self.memory
+
+    @property
+    def encoding(self) -> str:
+        """How its layers say what is deleted (see `storage/encodings.py`)."""
+        return "fuse" if self.fuse else "trusted" if self.whole_machine else "user"
+
+    @property
     def shift(self) -> int:
         """What is added to an id of reality to get the one on disk in a layer."""
         return FIRST_ID if self.whole_machine else 0

@@ -133,7 +133,8 @@ class Base:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What a view is drawn of. `numbers` are the layers that a sandbox has already, by their places; `disk` is how much they may
-    hold, where the rung can keep them to it (0: whatever there is room for)."""
+    hold, where the rung can keep them to it (0: whatever there is room for). `frozen` is what it wrote earlier: directories that
+    are shaped like its `upper`, newest first, each with the names in it."""
 
     host: Host
     project: Project
@@ -141,17 +142,24 @@ class Subject:
     confinement: Confinement = _PLAIN
     numbers: tuple[tuple[str, int], ...] = ()
     disk: int = 0
+    frozen: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One overlay of the view: where it is mounted, what of reality lies below, the frozen layers between (newest first), and the
-    number of its upper and work directories."""
+    """One overlay of the view: where it is mounted, what of reality lies below, the layers of the base above that, those that the
+    sandbox wrote earlier (`stacked`; all newest first), and the number of its upper and work directories: a name, if it is a
+    private place, which shows nothing of reality."""
 
     at: str
     lower: str | None
-    number: int
+    number: int | str
     frozen: tuple[str, ...] = ()
+    stacked: tuple[str, ...] = ()
+
+    @property
+    def private(self) -> bool:
+        return isinstance(self.number, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +238,7 @@ class _Drawing:
         host, project = subject.host, subject.project
         self._base = subject.base
         self._numbers = dict(subject.numbers)
+        self._frozen = subject.frozen
         self._host = host
         self._mounts = list(host.mounts)
         self._project = project
@@ -252,7 +261,7 @@ class _Drawing:
 
     def machine(self) -> View:
         root = self._over("/", "/", attributes=_attributes(mountinfo.containing("/", self._mounts)))
-        operations: list[Operation] = [Own("/tmp", "tmp")]
+        operations: list[Operation] = [self._own("/tmp", "tmp")]
         if self._narrow:
             islands = list(self._needed)
             operations += self._narrowed()
@@ -323,9 +332,9 @@ class _Drawing:
     # -- an ordinary user -----------------------------------------------------------------------------------------------------
 
     def user(self) -> View:
-        operations: list[Operation] = [Own("/tmp", "tmp")]
+        operations: list[Operation] = [self._own("/tmp", "tmp")]
         if os.path.isdir("/var/tmp"):
-            operations.append(Own("/var/tmp", "vartmp"))
+            operations.append(self._own("/var/tmp", "vartmp"))
         if self._narrow:
             operations += self._narrowed()
         else:
@@ -373,7 +382,7 @@ class _Drawing:
 
     def _narrowed(self) -> list[Operation]:
         """What the project view shows besides the system's directories, and what stands where the rest would be."""
-        operations: list[Operation] = [Own(self._home, "home")] if self._home else []
+        operations: list[Operation] = [self._own(self._home, "home")] if self._home else []
         operations += self._var()
         attributes = sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
         cloned = [*self._toolchains, *(() if self._idmapped else self._packages)]
@@ -390,7 +399,7 @@ class _Drawing:
         if not self._idmapped or not os.path.isdir("/var"):
             return []
         kept = [self._over(place, place, required=False) for place in self._packages]
-        return [Own("/var", "var"), *outline.skeleton(FIRST_ID), Own("/var/tmp", "vartmp"), *kept]
+        return [self._own("/var", "var"), *outline.skeleton(FIRST_ID), self._own("/var/tmp", "vartmp"), *kept]
 
     def _copy_on_write(self, place: str) -> list[Operation]:
         if self._idmapped:
@@ -482,16 +491,30 @@ class _Drawing:
     ) -> Operation:
         number = self._numbers.get(at)
         if number is None:
-            number = max((*self._numbers.values(), *(layer.number for layer in self._layers)), default=-1) + 1
-        self._layers.append(Layer(at, lower, number, frozen))
+            taken = [layer.number for layer in self._layers if isinstance(layer.number, int)]
+            number = max((*self._numbers.values(), *taken), default=-1) + 1
+        return self._copied_on_write(Layer(at, lower, number, frozen, self._stacked(str(number))), attributes, required=required)
+
+    def _own(self, at: str, name: str) -> Operation:
+        """A private place: the sandbox's own directory, or, with what it had there earlier, copy on write over that."""
+        stacked = self._stacked(name)
+        if not stacked:
+            return Own(at, f"upper/{name}")
+        return self._copied_on_write(Layer(at, None, name, (), stacked), sys_.MOUNT_ATTR_NOSUID)
+
+    def _stacked(self, name: str) -> tuple[str, ...]:
+        return tuple(f"{place}/{name}" for place, holds in self._frozen if name in holds)
+
+    def _copied_on_write(self, layer: Layer, attributes: int, *, required: bool = True) -> Operation:
+        self._layers.append(layer)
         if not self._overlay:
-            return Handed(at, at, f"copy on write over {lower or 'the base'}, by fuse-overlayfs")
+            return Handed(layer.at, layer.at, f"copy on write over {layer.lower or 'the base'}, by fuse-overlayfs")
         return Overlay(
-            at,
-            lower,
-            f"upper/{number}",
-            f"work/{number}",
-            layers=frozen,
+            layer.at,
+            layer.lower,
+            f"upper/{layer.number}",
+            f"work/{layer.number}",
+            layers=(*layer.stacked, *layer.frozen),
             attributes=attributes,
             idmapped=self._idmapped,
             userxattr=not self._idmapped,

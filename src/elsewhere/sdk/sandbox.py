@@ -7,16 +7,19 @@ from types import TracebackType
 from typing import Literal
 
 from elsewhere import units
-from elsewhere.changes.compare import Changes
-from elsewhere.errors import UsageError
+from elsewhere.changes.drift import Drift
+from elsewhere.changes.model import Changes
+from elsewhere.changes.renames import with_renames
+from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.limits import Limits
-from elsewhere.operations import creating, executing, processes, sandboxes
+from elsewhere.operations import creating, diffing, drifting, executing, processes, sandboxes, snapshots
 from elsewhere.operations.confining import confine
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.entering import enter
 from elsewhere.operations.executing import journaled
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.operations.settings import resolve
+from elsewhere.sandbox import contents
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.live import Live
@@ -24,6 +27,7 @@ from elsewhere.sandbox.records import record
 from elsewhere.sdk.background import Background
 from elsewhere.sdk.files import SandboxFiles
 from elsewhere.sdk.results import CommandResult
+from elsewhere.sdk.snapshots import Snapshot
 from elsewhere.storage.state import State
 
 __all__ = ["Sandbox"]
@@ -37,8 +41,10 @@ class Sandbox:
     asked for. One that is kept lives on its own and outlives this program; if nothing runs in it when the block is left, it is
     stopped, and starts again by itself when it is needed."""
 
-    def __init__(self, box: Live, on_exit: str, *, made: bool) -> None:
-        self._box = box
+    def __init__(self, box: Live | record.Record, on_exit: str, *, made: bool) -> None:
+        """One that is only a record is entered, and with that started, when it is first used."""
+        self._entered = box if isinstance(box, Live) else None
+        self._id = box.id
         self._on_exit = on_exit
         self._made = made
         self._ended = False
@@ -123,8 +129,14 @@ class Sandbox:
         return [SandboxInfo(found) for found in sandboxes.list_sandboxes(wanted).records]
 
     @property
+    def _box(self) -> Live:
+        if self._entered is None:
+            self._entered = _entered(State.open(), self._id)
+        return self._entered
+
+    @property
     def id(self) -> str:
-        return self._box.id
+        return self._id
 
     @property
     def name(self) -> str | None:
@@ -239,19 +251,77 @@ class Sandbox:
         for piece in processes.logs(self.id, request=request, follow=follow):
             yield piece.data
 
-    def changes(self) -> Changes:
-        """What the sandbox did so far, compared with its base: the project as it was pinned, reality as it is now."""
+    def changes(self, *, since: str = contents.BASE, until: str = contents.NOW) -> Changes:
+        """What the sandbox did so far, compared with its base: the project as it was pinned, reality as it is now. Or what is
+        different between any two states: `base`, `now`, the name of a snapshot, `ID` or `ID:STATE` of another sandbox."""
         self._check_open()
-        return self._box.changes()
+        if (since, until) == (contents.BASE, contents.NOW):
+            return with_renames(self._box.changes())
+        with diffing.difference(self.id, since, until) as found:
+            return with_renames(found.changes)
+
+    def drift(self) -> Drift:
+        """What happened in reality since the base, and which of it touches what the sandbox did."""
+        self._check_open()
+        return drifting.drift_of(self._box.state, self._box.record, self._box.changes())
+
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """Save its files as they are now, under a name that is made up if none is given. What runs in it goes on; if nothing
+        does, that takes the same time whatever was changed."""
+        self._check_open()
+        taken = snapshots.snapshot(self.id, name, self._box)
+        self._box.record = taken.record
+        return Snapshot.of(taken.snapshot, taken.bytes)
+
+    def snapshots(self) -> "Sequence[Snapshot]":
+        """Those that there are, oldest first."""
+        self._check_open()
+        _, found, sizes = snapshots.snapshots(self.id)
+        return [Snapshot.of(one, sizes.get(one["name"])) for one in found.snapshots]
+
+    def rollback(self, snapshot: str | Snapshot, *, force: bool = False) -> str | None:
+        """Return to a saved state, older or newer; `"base"` is what it started from. What it had is saved first: under the name
+        that is returned, or it was in a snapshot already. With `force`, what runs in it is ended; without, that is an error."""
+        self._check_open()
+        name = snapshot.name if isinstance(snapshot, Snapshot) else snapshot
+        returned = snapshots.rollback(self.id, name, force=force, box=self._box)
+        self._box.record = returned.record
+        return returned.left
+
+    def remove_snapshot(self, snapshot: str | Snapshot) -> None:
+        """Forget a saved state."""
+        self._check_open()
+        snapshots.remove(self.id, snapshot.name if isinstance(snapshot, Snapshot) else snapshot)
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        source: str | Snapshot | None = None,
+        name: str | None = None,
+        on_exit: Literal["discard", "keep"] = "discard",
+    ) -> "Sequence[Sandbox]":
+        """So many sandboxes that start from its state, or from a snapshot of it, and know nothing of each other. Each starts when
+        it is first used. If one cannot be made, the error names those that were."""
+        self._check_open()
+        chosen = source.name if isinstance(source, Snapshot) else source
+        forked = snapshots.fork(self.id, count, name=name, source=chosen, box=self._box)
+        self._box.record = forked.parent
+        made = [Sandbox(child, on_exit, made=True) for child in forked.children if isinstance(child, record.Record)]
+        for child in forked.children:
+            if isinstance(child, ElsewhereError):
+                child.detail["made"] = [one.id for one in made]
+                raise child
+        return made
 
     def stop(self) -> None:
         """End everything in it and keep its files; `Sandbox.get` starts it again."""
         self._check_open()
         self._ended = True
-        if self._box.owned:
-            self._box.settle()
+        if self._entered is not None and self._entered.owned:
+            self._entered.settle()
         else:
-            self._box.close()
+            self._let_go()
             sandboxes.stop(self.id)
 
     def remove(self) -> None:
@@ -259,10 +329,10 @@ class Sandbox:
         if self._ended:
             return
         self._ended = True
-        if self._box.owned:
-            self._box.remove()
+        if self._entered is not None and self._entered.owned:
+            self._entered.remove()
         else:
-            self._box.close()
+            self._let_go()
             sandboxes.discard(self.id)
 
     def __enter__(self) -> "Sandbox":
@@ -275,12 +345,16 @@ class Sandbox:
             self.remove()
             return
         self._ended = True
-        self._box.close()
+        self._let_go()
         if self._made:
             sandboxes.stop_if_idle(self.id)
 
+    def _let_go(self) -> None:
+        if self._entered is not None:
+            self._entered.close()
+
     def __repr__(self) -> str:
-        return f"<Sandbox {self.id} of {self._box.record.project}>"
+        return f"<Sandbox {self.id}>"
 
     def _check_open(self) -> None:
         if self._ended:

@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from elsewhere import clock as clocks
@@ -30,7 +30,7 @@ from elsewhere.errors import UsageError
 from elsewhere.storage import scanning
 from elsewhere.storage.capturing import Capture, Tell
 from elsewhere.storage.copying import Attributes, clone
-from elsewhere.storage.merging import merge
+from elsewhere.storage.merging import merge_deltas
 from elsewhere.storage.rooms import Room, room_for, room_needed
 from elsewhere.storage.scanning import Scan
 from elsewhere.storage.state import State, write_aside
@@ -50,10 +50,11 @@ class Base:
     """A captured base. `layers` are absolute paths, newest first, ready to be the lowers of an overlay. Paths in the other lists
     are relative to the project: `unsettled` would not hold still (what is in the layer may be torn, and is captured anew next
     time), `left_out` are not in it, with the reason, `shut` are directories that are in it without what they hold: nested mounts
-    and those that stay live."""
+    and those that stay live. `scan` is the file that says what the layers look like; the next capture replaces it."""
 
     project: str
     layers: tuple[str, ...]
+    scan: str
     captured_at: float
     files: int
     bytes: int
@@ -153,9 +154,8 @@ def using(state: State, project: str) -> Iterator[None]:
         yield
 
 
-def unused_layers(state: State, project: str, used: Collection[str]) -> list[str]:
+def unused_layers(room: Room, used: Collection[str]) -> list[str]:
     """Layers that neither the base nor anybody in `used` (absolute paths) needs."""
-    room = room_for(state, project)
     named = {room.layer(number) for number in _read(room).layers}
     with contextlib.suppress(FileNotFoundError):
         there = (room.layer(number) for number in os.listdir(room.inside("layers")))
@@ -163,13 +163,12 @@ def unused_layers(state: State, project: str, used: Collection[str]) -> list[str
     return []
 
 
-def prune(state: State, project: str, used: Collection[str]) -> list[str]:
-    """Move unused layers to the trash. `used` has to be found out while `using`, or by whoever starts all sandboxes."""
-    room = room_for(state, project)
+def prune(room: Room, used: Callable[[], Collection[str]]) -> list[str]:
+    """Move unused layers to the trash. What is used is asked while nobody can begin to use anything."""
     if not os.path.isdir(room.path):
         return []
     with room.locked(fcntl.LOCK_EX):
-        gone = unused_layers(state, project, used)
+        gone = unused_layers(room, used())
         for layer in gone:
             room.discard(layer)
         return gone
@@ -230,6 +229,7 @@ def _capture(
     return Base(
         project=project,
         layers=tuple(room.layer(number) for number in record.layers),
+        scan=room.inside(f"scan.{record.serial}"),
         captured_at=found.began_ns / 1e9,
         files=found.files,
         bytes=found.bytes,
@@ -252,7 +252,7 @@ def _keep(room: Room, record: _Record, made: Capture) -> _Record:
     if len(older) > _MOST_DELTAS:
         merged = room.inside("building", "merged")
         with contextlib.suppress(OSError):
-            merge([made.target, *map(room.layer, older[:-1])], room.layer(older[-1]), merged)
+            merge_deltas([made.target, *map(room.layer, older[:-1])], room.layer(older[-1]), merged)
             _place(room, merged, number, made.attributes)
             return _Record((str(number), older[-1]), record.serial + 1, made.shift, strategy)
         room.discard(merged)

@@ -21,16 +21,27 @@ import shutil
 import stat
 import struct
 import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from elsewhere.clock import monotonic
+from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, NotFound, StateError, Unavailable, UsageError
 from elsewhere.storage.capturing import Progress, Tell
-from elsewhere.storage.rooms import room_for, room_needed
+from elsewhere.storage.rooms import Room, room_for, room_needed
 from elsewhere.storage.state import State
 
-__all__ = ["Checkout", "checkout", "dirty", "git_places", "prune_commits", "resolve"]
+__all__ = [
+    "Checkout",
+    "between",
+    "checkout",
+    "commits_since",
+    "deleted",
+    "dirty",
+    "git_places",
+    "prune_commits",
+    "resolve",
+    "unused_commits",
+]
 
 _PATIENCE = 30.0
 _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), os.strerror(errno.EFBIG))
@@ -117,23 +128,73 @@ def checkout(state: State, project: str, sha: str, *, shift: int = 0, tell: Tell
 
 def dirty(project: str) -> list[str]:
     """What git has no copy of: files of the working tree that look other than at the last commit, and untracked ones that are not
-    ignored; relative to the project. Only times and sizes are compared: no content is read, so no filter of theirs is run."""
+    ignored; relative to the project. Where times do not tell, content is compared as it is: no filter of theirs is run."""
     places = git_places(project)
     if places is None:
         return []
-    words = ("ls-files", "-z", "--modified", "--others", "--exclude-standard", "--deduplicate")
-    done = _run(places[0], words, _PATIENCE, cwd=project, GIT_WORK_TREE=project)
+    return _names(places[0], project, "ls-files", "-z", "--modified", "--others", "--exclude-standard", "--deduplicate")
+
+
+def deleted(project: str) -> list[str]:
+    """What the last commit or the index has and the working tree has not; relative to the project."""
+    places = git_places(project)
+    if places is None:
+        return []
+    missing = _names(places[0], project, "ls-files", "-z", "--deleted", "--deduplicate")
+    return [*missing, *_names(places[0], project, "diff-index", "-z", "--cached", "--name-only", "--diff-filter=D", "HEAD")]
+
+
+def between(project: str, old: str, new: str) -> list[str] | None:
+    """The paths in which two commits differ, relative to the project; None: one of them is not there (any more)."""
+    places = git_places(project)
+    if places is None:
+        return None
+    words = ("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--end-of-options", old, new)
+    done = _run(places[0], words, _PATIENCE, cwd=project)
+    return [path for path in done.stdout.split("\0") if path] if done.returncode == 0 else None
+
+
+def commits_since(project: str, old: str, new: str) -> int | None:
+    """How many commits `new` has on top of `old`; None: it does not lie on top of it, or is not there (any more)."""
+    places = git_places(project)
+    if places is None:
+        return None
+    done = _ask(places[0], "rev-list", "--count", "--left-right", "--end-of-options", f"{old}...{new}")
+    counts = done.stdout.split()
+    return int(counts[1]) if done.returncode == 0 and len(counts) == 2 and counts[0] == "0" else None
+
+
+def _names(git: str, project: str, *words: str) -> list[str]:
+    """Paths that git lists of a working tree. It reads files that may have changed, through the programs that the repository's
+    configuration names as filters: an empty name takes each of them away."""
+    asked = _ask(git, "config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+    filters = dict.fromkeys(key for key in asked.stdout.split("\0") if key)
+    surroundings = {"GIT_WORK_TREE": project, "GIT_CONFIG_COUNT": str(len(filters))}
+    for number, key in enumerate(filters):
+        value = "false" if key.endswith(".required") else ""
+        surroundings |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    done = _run(git, words, _PATIENCE, cwd=project, **surroundings)
     return [path for path in done.stdout.split("\0") if path] if done.returncode == 0 else []
 
 
-def prune_commits(state: State, project: str, used: Collection[str]) -> list[str]:
-    """Move the commits whose tree is not in `used` to the trash."""
-    room = room_for(state, project)
+def unused_commits(room: Room, used: Collection[str], *, younger: float = 0.0) -> list[str]:
+    """The commits whose tree is not in `used`; none that is younger than so many seconds: somebody may be about to use it."""
+    with contextlib.suppress(FileNotFoundError):
+        places = [room.inside("commits", name) for name in sorted(os.listdir(room.inside("commits")))]
+        return [
+            place
+            for place in places
+            if os.path.join(place, "tree") not in used and os.lstat(place).st_ctime <= wall() - younger
+        ]
+    return []
+
+
+def prune_commits(room: Room, used: Callable[[], Collection[str]], *, younger: float = 0.0) -> list[str]:
+    """Move those to the trash."""
     if not os.path.isdir(room.path):
         return []
     with room.locked(fcntl.LOCK_EX):
-        places = [room.inside("commits", name) for name in sorted(os.listdir(room.inside("commits")))]
-        gone = [place for place in places if os.path.join(place, "tree") not in used]
+        gone = unused_commits(room, used(), younger=younger)
         for place in gone:
             room.discard(place)
         return gone

@@ -11,11 +11,11 @@ import stat
 from typing import Any
 
 from elsewhere.errors import StateError
-from elsewhere.storage.copying import copy_attributes, copy_file
+from elsewhere.storage.copying import copy_attributes, copy_file, copy_tree
 from elsewhere.storage.state import write_aside
 from elsewhere.storage.trash import remove_tree
 
-__all__ = ["read_marks", "restore_layers", "save_layers"]
+__all__ = ["check_room", "copy_saved", "read_marks", "restore_layers", "save_layers"]
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 _OWN_MARKS = ("trusted.overlay.", "user.overlay.")
@@ -34,6 +34,18 @@ def save_layers(source: str, target: str) -> None:
         marks: Marks = {"deleted": [], "opaque": []}
         _copy(os.path.join(source, name), os.path.join(aside, name), marks)
         write_aside(os.path.join(aside, f"{name}.marks.json"), json.dumps(marks).encode())
+    _exchange(aside, target)
+
+
+def copy_saved(source: str, target: str) -> None:
+    """Replace the layers in `target` by those in `source`, which were saved earlier: whole, or not at all."""
+    aside = target + ".new"
+    _clear(aside)
+    copy_tree(source, aside)
+    _exchange(aside, target)
+
+
+def _exchange(aside: str, target: str) -> None:
     _clear(target + ".old")
     os.rename(target, target + ".old")
     os.rename(aside, target)

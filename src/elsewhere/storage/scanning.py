@@ -30,10 +30,12 @@ __all__ = [
     "Row",
     "Scan",
     "differences",
+    "find",
     "inherit",
     "join",
     "load",
     "names_of",
+    "newest",
     "reason",
     "row_of",
     "rows_of",
@@ -163,6 +165,17 @@ def rows_of(listing: Listing) -> dict[str, Row]:
     numbers = array.array("q", listing[1]).tolist()
     columns = [iter(numbers)] * _WIDTH
     return dict(zip(names_of(listing), zip(*columns, strict=True), strict=True))
+
+
+def find(scan: Scan, path: str) -> Row | None:
+    """What the scan has at a path; whoever asks for many asks for whole directories."""
+    parent, _, name = path.rpartition("/")
+    return rows_of(scan.directories.get(parent, NOTHING)).get(name)
+
+
+def newest(listing: Listing) -> int:
+    """When the last of its entries changed; before all times, if it has none."""
+    return max(array.array("q", listing[1])[_WIDTH - 1 :: _WIDTH], default=-1)
 
 
 def _listing(rows: dict[str, Row]) -> Listing:

@@ -13,11 +13,12 @@
           keeper                 the keeper's socket
           journal                requests: each beginning and end
           logs/                  what detached commands said
-          manifest dirty/        what reality was like, and copies of what git had none of, for a live base
+          manifest dirty/        what its base looked like, and for a live one copies of what git had none of
           layers.img             a file system for the layers, where they may only grow to a size
           upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
-          tmp/ vartmp/ home/     private /tmp, /var/tmp and, in the project view, home
+          upper/tmp/ …           private /tmp, /var/tmp and, in the project view, home
           copy/                  the project, where it had to be copied
+      layers/<layer-id>/         what sandboxes wrote up to a snapshot (see `layers.py`)
       archive/<sandbox-id>/      removed sandboxes with changes that were nowhere else
       spare/                     directories made ahead of time, renamed into sandboxes/
       trash/                     renamed here, deleted later
@@ -40,7 +41,7 @@ from elsewhere.meeting import default_state
 __all__ = ["SCHEMA", "State", "write_aside", "write_new"]
 
 SCHEMA = 1
-_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims")
+_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims", "layers")
 _opened: dict[str, tuple[int, ...]] = {}
 
 

@@ -23,6 +23,10 @@ answer must not trust it.
     expire SECONDS|None          -                                "done"
     root, layers                 -                                the same word with a descriptor | "refused ERRNO"
     finish SECONDS               -                                "done", when the grace begins
+    rest                         -                                "done", and the end; "refused EBUSY" if anything runs
+    freeze                       -                                "frozen COUNT": until thawed, or the asker is gone, nothing
+                                                                  that runs goes on, and nothing is started
+    thaw                         -                                "done"
 
     channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
                      <- "denied KIND:WHAT:COUNT …", if anything was
@@ -97,6 +101,15 @@ class _Command:
     killed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """Who asked for it, since when, and which processes were stopped for it, parents before their children."""
+
+    asker: socket.socket
+    since: float
+    stopped: list[int]
+
+
 class Keeper:
     def __init__(self, control: socket.socket, *, alone: bool, gauges: Gauges | None = None) -> None:
         """`alone`: we are pid 1, and everything else in sight belongs to the sandbox. Without a process namespace of our own,
@@ -122,6 +135,8 @@ class Keeper:
         self._idle: float | None = None
         self._idle_since = 0.0
         self._left_behind = False
+        self._frozen: _Frozen | None = None
+        self._postponed: list[tuple[Spec, list[int]]] = []
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken, self._waker = woken, waker
@@ -251,13 +266,17 @@ class Keeper:
             message, fds = wire.receive(peer)
             self._order(peer, message, fds)
         except (EOFError, OSError, TypeError, ValueError, LookupError):  # gone, or of a version that we do not understand
+            if self._frozen is not None and self._frozen.asker is peer:
+                self._thaw()
             self._poll.unregister(peer.fileno())
             del self._peers[peer.fileno()]
             peer.close()
 
     def _order(self, peer: socket.socket, message: tuple[Any, ...], fds: list[int]) -> None:
         word = message[0]
-        if word == "spawn":
+        if word == "spawn" and self._frozen is not None:
+            self._postponed.append((Spec.unpacked(message[1]), fds))
+        elif word == "spawn":
             self._spawn(Spec.unpacked(message[1]), fds)
         elif word == "hello":
             peer.send(f"keeper {__version__} {PROTOCOL}".encode())
@@ -278,8 +297,43 @@ class Keeper:
         elif word == "finish":
             peer.send(b"done")
             self._close("killed", message[1])
+        elif word == "rest" and not self._anybody() and self._closing is None:
+            peer.send(b"done")
+            self._finish(0)
+        elif word == "freeze" and self._frozen is None:
+            peer.send(self._freeze(peer))
+        elif word in ("rest", "freeze"):
+            peer.send(b"refused %d" % errno.EBUSY)
+        elif word == "thaw":
+            self._thaw()
+            peer.send(b"done")
         else:
             peer.send(b"refused %d" % errno.ENOSYS)
+
+    def _freeze(self, asker: socket.socket) -> bytes:
+        since = time.monotonic()
+        stopped, everybody = processes.stop_all(self._others)
+        self._frozen = _Frozen(asker, since, stopped)
+        if everybody:
+            return b"frozen %d" % len(stopped)
+        self._thaw()  # one waits for a disk or a server: what would be copied now could change
+        return b"refused %d" % errno.ETIMEDOUT
+
+    def _thaw(self) -> None:
+        """Everybody goes on where they were; the time did not count."""
+        if self._frozen is None:
+            return
+        frozen, self._frozen = self._frozen, None
+        passed = time.monotonic() - frozen.since
+        for command in self._commands.values():
+            if command.deadline is not None:
+                command.deadline += passed
+        # Children first: a parent that goes on must not find its child stopped, and take that for the user's wish.
+        for pid in reversed(frozen.stopped):
+            kill_quietly(pid, signal.SIGCONT)
+        postponed, self._postponed = self._postponed, []
+        for spec, fds in postponed:
+            self._spawn(spec, fds)
 
     def _hand_out(self, peer: socket.socket, word: str, fd: int) -> None:
         if fd < 0:
@@ -497,7 +551,7 @@ class Keeper:
         elif now >= look:
             self._look()
         for command in list(self._commands.values()):
-            if command.deadline is not None and now >= command.deadline:
+            if command.deadline is not None and now >= command.deadline and self._frozen is None:
                 command.reason = command.reason or "timeout"
                 self._terminate(command)
         if self._closing is not None and (now >= self._closing or not self._anybody()):

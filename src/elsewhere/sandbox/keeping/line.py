@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +187,32 @@ class Line:
                     )
         finally:
             os.close(watch)
+
+    def rest(self) -> bool:
+        """Ask it to end if nothing at all runs in it, and wait for that; False: something does."""
+        watch = os.pidfd_open(self.pid())
+        try:
+            words = self._ask(("rest",))
+            if words == f"refused {errno.EBUSY}":
+                return False
+            self._done(words, "the sandbox")
+            if not wait(watch):
+                raise InUse("sandbox_will_not_end", f"the keeper of {self._id!r} does not end", hint="try again later")
+            return True
+        finally:
+            os.close(watch)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[int]:
+        """While nothing in it goes on, and nothing new is started; the number of processes that were stopped for it."""
+        words = self._ask(("freeze",)).split()
+        if len(words) != 2 or words[0] != "frozen" or not words[1].isdigit():
+            self._done(" ".join(words), "the sandbox")
+            raise self._nonsense(" ".join(words))
+        try:
+            yield int(words[1])
+        finally:
+            self._done(self._ask(("thaw",)), "the sandbox")
 
     # -- packets ----------------------------------------------------------------------------------------------------------------
 

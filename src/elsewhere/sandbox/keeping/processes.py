@@ -1,7 +1,9 @@
 """What runs, as /proc tells it: who belongs to whom. For the keeper, so nothing here imports anything at run time."""
 
 import os
+import signal
 import time
+from collections.abc import Callable
 
 __all__ = [
     "MARK",
@@ -12,6 +14,7 @@ __all__ = [
     "kill_quietly",
     "mark_of",
     "reap_all",
+    "stop_all",
     "told",
     "tree_of",
     "wait_for",
@@ -21,6 +24,7 @@ __all__ = [
 MARK = "ELSEWHERE_COMMAND"
 WINDOW = "window"  # the mark of a process that only waits, so that others can look in
 _LONGEST_COMMAND_LINE = 1024
+_STOPPING_S = 10.0
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -129,6 +133,34 @@ def kill_quietly(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError:
         pass  # gone already, which is what was wanted
+
+
+def stop_all(look: Callable[[], dict[int, Process]]) -> tuple[list[int], bool]:
+    """Stop everybody that `look` finds, those too that were being born meanwhile; who was stopped, parents first, and whether
+    nobody goes on. Whoever was stopped already is left as they are."""
+    stopped: dict[int, None] = {}
+    deadline = time.monotonic() + _STOPPING_S
+    while time.monotonic() < deadline:
+        found = look()
+        going = [pid for pid in _parents_first(found) if found[pid].state not in "TtZX"]
+        if not going:
+            return list(stopped), True
+        for pid in going:
+            if pid not in stopped:
+                kill_quietly(pid, signal.SIGSTOP)
+                stopped[pid] = None
+        time.sleep(0.0005)  # one in the middle of a system call stops at its end
+    return list(stopped), False
+
+
+def _parents_first(found: dict[int, Process]) -> list[int]:
+    def depth(pid: int) -> int:
+        steps = 0
+        while pid in found and steps < len(found):
+            pid, steps = found[pid].parent, steps + 1
+        return steps
+
+    return sorted(found, key=depth)
 
 
 def reap_all() -> None:

@@ -66,6 +66,7 @@ class Watch:
         self._disk: int | None = None
         self._reserve = 0
         self._layers = self._host = -1
+        self._frozen = 0
         self._hard = False
         self._next = 0.0
         self._disk_used: int | None = None
@@ -76,11 +77,11 @@ class Watch:
     def arm(self, rules: dict[str, Any], layers: int, host: int) -> None:
         """`memory` and `disk` are limits that only we hold; `processes` is one that the kernel holds without telling. `hard`: the
         file system that the layers lie on is the limit itself, and we only have to notice that it is full. `reserve`: what the
-        host's disk is to keep free."""
+        host's disk is to keep free. `frozen`: bytes of earlier layers, which count as well."""
         self._memory, self._disk = rules.get("memory"), rules.get("disk")
         self._processes = rules.get("rlimits", {}).get("processes")
         self._hard, self._reserve = bool(rules.get("hard")), int(rules.get("reserve") or 0)
-        self._layers, self._host = layers, host
+        self._layers, self._host, self._frozen = layers, host, int(rules.get("frozen") or 0)
 
     # -- looking ----------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Watch:
                 return True
             return max(self._disk_used, beside) > _OWN_PART and _free(self._host) < self._reserve
         try:
-            self._disk_used = measuring.used(self._layers, deadline=now + 1.0).bytes
+            self._disk_used = self._measured(now + 1.0)
         except OSError:
             return False
         if self._disk is not None and self._disk_used > self._disk:
@@ -179,7 +180,7 @@ class Watch:
         if self._disk is None:
             return False
         try:
-            return measuring.used(self._layers, deadline=time.monotonic() + 0.2).bytes >= self._disk - _FULL
+            return self._measured(time.monotonic() + 0.2) >= self._disk - _FULL
         except OSError:
             return False
 
@@ -215,13 +216,16 @@ class Watch:
     def _processes_peak(self) -> int | None:
         return self.gauges.processes_peak() if self.gauges is not None else None
 
+    def _measured(self, deadline: float) -> int:
+        return measuring.used(self._layers, deadline=deadline).bytes + self._frozen
+
     def _disk_now(self, *, measure: bool) -> int | None:
         if self._layers < 0 or not measure:
             return self._disk_used
         try:
             if self._hard:
                 return _taken(self._layers)
-            self._disk_used = measuring.used(self._layers, deadline=time.monotonic() + 0.5).bytes
+            self._disk_used = self._measured(time.monotonic() + 0.5)
         except OSError:
             pass
         return self._disk_used

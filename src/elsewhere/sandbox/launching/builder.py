@@ -468,10 +468,7 @@ def _layers_apart(fd: int, directory: str, bench: Bench, whole_machine: bool) ->
     with os.scandir(os.path.join(place, "work")) if os.path.isdir(os.path.join(place, "work")) else nullcontext(()) as earlier:
         for entry in earlier:
             trash.remove_tree(os.path.join(entry.path, "work"))  # overlay's warning that nothing was synced
-    for name in ("work", "tmp", "vartmp", "home", "var"):
-        source = os.path.join(directory, name)
-        if os.path.isdir(source):
-            _mirror(source, os.path.join(place, name))
+    _mirror(os.path.join(directory, "work"), os.path.join(place, "work"))
     return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

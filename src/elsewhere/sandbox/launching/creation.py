@@ -31,6 +31,7 @@ from elsewhere.sandbox.records.request import Caller
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage import trash
+from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State, write_new
 
 __all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
@@ -189,8 +190,13 @@ def _check_name(state: State, name: str | None, sandbox_id: str) -> None:
         raise InUse("name_in_use", f"there is a sandbox named {name!r} already", hint="choose another name")
 
 
-def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: Stock) -> Made:
+def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: Stock, *, lives: bool = True) -> Made:
     """A sandbox that is only directories runs again. Whoever asks holds the lock on its directory."""
+    with Layers(state).referring():  # until its record says that it runs, nobody knows which layers it has mounted
+        return _start(state, sandbox_id, reserve, climber, stock, lives=lives)
+
+
+def _start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: Stock, *, lives: bool) -> Made:
     found = record.load(state, sandbox_id)
     if found.state == "running":
         raise InUse("sandbox_in_use", f"the sandbox {sandbox_id!r} is running already", hint="elsewhere list shows it")
@@ -201,6 +207,7 @@ def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: 
         _subject(found.project, found.git, found.base, host, found.confinement),
         numbers=known,
         disk=int(found.limits["disk"]) if found.disk else 0,
+        frozen=_frozen(state, found),
     )
     try:
         raised = stock.raise_again(mechanism, subject, state.sandbox(sandbox_id))
@@ -226,16 +233,23 @@ def start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock: 
     }
     found.group = raised.sealed.get("group")
     found.state, found.lost, found.ended_at, found.version = "running", False, None, __version__
-    found.keeper = list(Caller.of(raised.keeper_pid))
+    found.keeper = list(Caller.of(raised.keeper_pid)) if lives else None
     try:
         record.save(found, state.sandbox(sandbox_id))
         # Not before: whoever gets in has a request, and a request in a sandbox that does not run reads as lost.
-        limiting.open_up(found, raised, reserve)
-        _let_live(found, raised)
+        limiting.open_up(found, raised, reserve, Layers(state).total(found.tip))
+        if lives:
+            _let_live(found, raised)
     except OSError:
         raised.discard()
         raise
     return Made(found, raised)
+
+
+def _frozen(state: State, found: Record) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What it wrote before its last snapshot. With an image, that is in there."""
+    where = LAYERS if found.disk == "image" else state.room(LAYERS)
+    return tuple((os.path.join(where, step.place), step.holds) for step in Layers(state).chain(found.tip))
 
 
 def _subject(project: str, git: str | None, base: dict[str, Any], host: Host, confinement: dict[str, Any]) -> Subject:
@@ -274,6 +288,7 @@ def _layers(raised: Raised) -> list[dict[str, Any]]:
     return [
         {"at": layer.at, "lower": layer.lower, "number": layer.number, "frozen": list(layer.frozen)}
         for layer in raised.view.layers
+        if not layer.private
     ]
 
 

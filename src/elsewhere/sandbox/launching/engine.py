@@ -20,7 +20,7 @@ from elsewhere.meeting import socket_name
 from elsewhere.sandbox.keeping import wire
 from elsewhere.storage.state import State
 
-__all__ = ["Engine", "connect", "socket_name", "start"]
+__all__ = ["Answer", "Engine", "connect", "socket_name", "start"]
 
 _START_S = 20.0
 
@@ -95,6 +95,26 @@ def _last_line(path: str) -> str:
     return lines[-1] if lines else "without a word"
 
 
+class Answer:
+    """To a question that nobody has waited for yet."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._said: tuple[Any, list[int]] | None = None
+
+    def arrived(self, answer: Any, fds: list[int]) -> None:
+        self._said = answer, fds
+
+    def get(self) -> tuple[Any, list[int]]:
+        """Wait for it; once."""
+        if self._said is None:
+            self._engine.catch_up()
+        if self._said is None:
+            raise _gone()
+        answer, fds = self._said
+        return _checked(answer), fds
+
+
 class Engine:
     """A process's line to its launcher."""
 
@@ -106,15 +126,19 @@ class Engine:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._process = os.getpid()
-        self._owed = 0
+        self._owed: list[Answer | None] = []
 
     def _take_what_is_owed(self, sock: socket.socket) -> None:
-        """Answers to questions that were interrupted; a sandbox that nobody took has its control socket closed, and so ends."""
+        """Answers to questions that nobody waited for, or that were interrupted; a sandbox that nobody took has its control
+        socket closed, and so ends."""
         while self._owed:
             answer, fds = wire.receive(sock)
+            wanted = self._owed.pop(0)
+            if wanted is not None:
+                wanted.arrived(answer, fds)
+                continue
             for fd in fds:
                 os.close(fd)
-            self._owed -= 1
             if answer[0] == "created" and answer[1]["keeper"] is None:
                 wire.call(sock, ("remove", answer[1]["id"]))
 
@@ -133,21 +157,42 @@ class Engine:
                 self._sock = self._open()
             try:
                 self._take_what_is_owed(self._sock)
-                self._owed += 1
+                self._owed.append(None)
                 answer, taken = wire.call(self._sock, message, tuple(fds))
-                self._owed -= 1
+                self._owed.pop()
             except (Broken, EOFError, OSError) as error:
-                self._sock.close()
-                self._sock, self._owed = None, 0
-                if isinstance(error, Broken):
-                    raise
-                raise Broken(
-                    "launcher_gone", "the launcher ended before it was asked", hint="try again: it is started on demand"
-                ) from error
-        if answer[0] == "error":
-            kind, code, text, hint, detail = answer[1:]
-            raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
-        return answer, taken
+                self._hang_up()
+                raise (error if isinstance(error, Broken) else _gone()) from error
+        return _checked(answer), taken
+
+    def later(self, *message: object, fds: Sequence[int] = ()) -> Answer:
+        """Ask, and go on; the answer waits until somebody wants it, or until the next question."""
+        with self._lock:
+            if self._sock is None:
+                self._sock = self._open()
+            answer = Answer(self)
+            try:
+                wire.send(self._sock, message, tuple(fds))
+                self._owed.append(answer)
+            except OSError as error:
+                self._hang_up()
+                raise _gone() from error
+        return answer
+
+    def catch_up(self) -> None:
+        """Take every answer that is still to come."""
+        with self._lock:
+            if self._sock is not None:
+                try:
+                    self._take_what_is_owed(self._sock)
+                except (Broken, EOFError, OSError) as error:
+                    self._hang_up()
+                    raise _gone() from error
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._sock, self._owed = None, []
 
     def revive(self) -> None:
         """Let go of a line whose other end is gone: the next question starts a launcher. Only for who has nothing there yet."""
@@ -192,6 +237,17 @@ class Engine:
             if self._sock is not None:
                 self._sock.close()
                 self._sock = None
+
+
+def _gone() -> Broken:
+    return Broken("launcher_gone", "the launcher ended before it was asked", hint="try again: it is started on demand")
+
+
+def _checked(answer: Any) -> Any:
+    if answer[0] == "error":
+        kind, code, text, hint, detail = answer[1:]
+        raise getattr(errors, kind, ElsewhereError)(code, text, hint=hint, detail=detail)
+    return answer
 
 
 atexit.register(Engine._close_all)

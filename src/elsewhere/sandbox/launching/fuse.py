@@ -39,7 +39,7 @@ def start(fuse: Fuse, bench: Bench) -> "list[Daemon]":
     for layer in fuse.layers:
         place = bench.scratch_directory()
         flags = os.O_PATH | os.O_DIRECTORY
-        lowers = [os.open(place, flags) for place in (*layer.frozen, *([layer.lower] if layer.lower else []))]
+        lowers = [os.open(place, flags) for place in (*layer.stacked, *layer.frozen, *([layer.lower] if layer.lower else []))]
         parts = {
             "lowerdir": lowers,
             "upperdir": [os.open(f"{fuse.directory}/upper/{layer.number}", flags)],

@@ -9,8 +9,8 @@ arguments and descriptors, and a fork of the launcher, which has everything load
 
     connection        first packet
     command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
-    engine            ("create", …) | ("start", id, reserve) | ("shift", project) | ("settle", id) | ("remove", id) | ("sweep",) |
-                      ("stop",), any number; see `engine.py`
+    engine            ("create", …) | ("start", id, reserve, wish) | ("shift", project) | ("settle", id) | ("remove", id) |
+                      ("register", id) | ("sweep",) | ("tidy", layer) | ("stop",), any number; see `engine.py`
 
 A sandbox that does not live on its own belongs to the connection that made it until it is settled or removed; when the connection
 ends before, its owner has died, and what it left is cleared up here. One that lives on its own is nobody's: its keeper has all it
@@ -206,11 +206,17 @@ class Launcher:
         if kind == "create":
             return self._create(connection, message[1])
         if kind == "start":
-            return self._start(message[1], message[2]), []
+            return self._start(connection, *message[1:])
         if kind == "shift":
             return ("shift", self._climber.shift(message[1])), []
         if kind == "sweep":
             self._sweep()
+            return ("done",), []
+        if kind == "register":
+            self._enter(record.load(self._state, message[1]))
+            return ("done",), []
+        if kind == "tidy":
+            self._tell_sweeper(("tidy", message[1]), [])
             return ("done",), []
         if kind in ("settle", "remove"):
             return self._end(connection, message[1], remove=kind == "remove"), []
@@ -226,11 +232,13 @@ class Launcher:
         order = creation.Order(**request)
         made = creation.create(self._state, order, self._climber, self._stock)
         self._enter(made.record)
-        if order.lives:
-            return self._let_go(made), []
+        return (self._let_go(made), []) if order.lives else self._give(connection, made, order.abandoned)
+
+    def _give(self, connection: _Connection, made: creation.Made, wish: str) -> tuple[object, list[int]]:
+        """It belongs to whoever asked; `wish` says what becomes of it without them."""
         keeper = _Keeper(made.record.id, made.raised.keeper_pid, made.raised.mount_namespace, made.raised.group)
         self._keepers[made.raised.final_pid] = self._by_sandbox[made.record.id] = keeper
-        connection.owned[made.record.id] = order.abandoned
+        connection.owned[made.record.id] = wish
         fds = [made.raised.control.detach()]
         if made.raised.layers_fd >= 0:
             fds.append(made.raised.layers_fd)
@@ -248,9 +256,11 @@ class Launcher:
                 print(f"{made.id} is not in the registry: {error.message}", file=sys.stderr, flush=True)
         self._unregistered.clear()
 
-    def _start(self, sandbox_id: str, reserve: int) -> object:
+    def _start(self, connection: _Connection, sandbox_id: str, reserve: int, wish: str) -> tuple[object, list[int]]:
+        """Without a `wish` it lives on its own."""
         self._check_mounts()
-        return self._let_go(creation.start(self._state, sandbox_id, reserve, self._climber, self._stock))
+        made = creation.start(self._state, sandbox_id, reserve, self._climber, self._stock, lives=not wish)
+        return self._give(connection, made, wish) if wish else (self._let_go(made), [])
 
     def _let_go(self, made: creation.Made) -> object:
         """It lives on its own: nothing of it stays with us, not even its mounts, which are to end with it."""
@@ -317,16 +327,19 @@ class Launcher:
     def _sweep(self, mount_namespace: int = -1) -> None:
         """Have the trash emptied; with it goes, later, what a namespace still holds."""
         try:
-            fds = [mount_namespace] if mount_namespace >= 0 else []
-            wire.send(self._sweeper, ("sweep",), fds)
+            self._tell_sweeper(("sweep",), [mount_namespace] if mount_namespace >= 0 else [])
+        finally:
+            _close(mount_namespace)
+
+    def _tell_sweeper(self, order: tuple[str, ...], fds: list[int]) -> None:
+        try:
+            wire.send(self._sweeper, order, fds)
         except BlockingIOError:
             pass  # it has enough to do, and will see the rest of the trash as well
         except OSError:  # it was killed; another one looks around as soon as it starts
             self._sweeper.close()
             self._before_forking()
             self._sweeper = sweeper.start(self._state)
-        finally:
-            _close(mount_namespace)
 
     def _before_forking(self) -> None:
         """A child that is to use the database must not inherit an open one: SQLite would take our locks for its own."""

@@ -46,7 +46,7 @@ def facts_of(raised: Raised) -> Facts:
     )
 
 
-def open_up(made: Record, raised: Raised, reserve: int) -> None:
+def open_up(made: Record, raised: Raised, reserve: int, frozen: int = 0) -> None:
     """Let commands in. From here on the keeper counts; it is told what only it can hold, and may look at what it has to watch."""
     limits, hard = made.limits, bool(raised.disk)
     holds = made.enforced["limits"]
@@ -62,6 +62,7 @@ def open_up(made: Record, raised: Raised, reserve: int) -> None:
         "memory": limits.get("memory") if str(holds.get("memory", "")).startswith(WATCHED) else None,
         "disk": None if hard else limits.get("disk"),
         "hard": hard,
+        "frozen": frozen,
         "reserve": reserve,
         "idle": limits.get("idle"),
     }

@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elsewhere.changes import redirects
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import cgroups, landlock
 from elsewhere.linux.cgroups import Group
 from elsewhere.linux.mounts import Cover, Own
-from elsewhere.paths import is_within
 from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains, view
 from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line, wire
-from elsewhere.sandbox.launching import builder
+from elsewhere.sandbox.launching import builder, moved
 from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Groups, Kind
 from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.records import record
@@ -209,7 +207,6 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
     """Everything but waiting for the builder."""
     try:
         make_directories(drawn, subject.base, directory, mechanism)
-        drawn = _covering_what_moved(drawn, directory, mechanism)
         confined = subject.confinement
         kind = Kind(mechanism.whole_machine, offline=confined.network == "none", nested=confined.nested)
         blank = _fuse_blank(drawn, state, directory, kind) if mechanism.fuse else take(kind)
@@ -221,6 +218,7 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
         blank.ready()
         _settle_in(directory, blank.control)
         with _image(directory, subject.disk if disk == "image" else 0) as image:
+            drawn = _covering_what_moved(drawn, f"/proc/self/fd/{image}" if image >= 0 else directory, mechanism)
             blank.order(drawn.plan, directory, memory=memory, image=image)
     except BuildFailed as failure:
         blank.discard()
@@ -302,7 +300,10 @@ def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechani
         upper = f"{directory}/upper/{layer.number}"
         if _made(upper):
             fresh[layer.at] = upper
-            take_after(layer, upper, mechanism)
+            if layer.private:
+                _furnish(upper, shift)
+            else:
+                take_after(layer, upper, mechanism)
             if mechanism.whole_machine and layer.at == drawn.accounts_at:
                 seeds.sow_accounts(upper, layer.at, shift)
         work = f"{directory}/work/{layer.number}"
@@ -313,33 +314,31 @@ def make_directories(drawn: View, base: Base, directory: str, mechanism: Mechani
             os.chown(work, shift, shift)
     if base.seeds and fresh:
         seeds.sow_files(base.seeds, fresh, shift)
-    own = {operation.name for operation in drawn.plan.places if isinstance(operation, Own)}
+    own = {os.path.basename(operation.name) for operation in drawn.plan.places if isinstance(operation, Own)}
     for private in {"tmp", "vartmp", *own}:
-        place = os.path.join(directory, private)
+        place = os.path.join(directory, "upper", private)
         if _made(place):
-            os.chmod(place, _PRIVATE[private])
-            if shift:
-                os.chown(place, shift, shift)
+            _furnish(place, shift)
 
 
-def _covering_what_moved(drawn: View, directory: str, mechanism: Mechanism) -> View:
+def _furnish(place: str, shift: int) -> None:
+    """A private place, empty at first."""
+    os.chmod(place, _PRIVATE[os.path.basename(place)])
+    if shift:
+        os.chown(place, shift, shift)
+
+
+def _covering_what_moved(drawn: View, own: str, mechanism: Mechanism) -> View:
     """A directory that the sandbox renamed earlier shows what lay in it at its new place, hidden places included: these are
-    covered there, too."""
+    covered there, too. `own` is where its layers lie."""
     if not mechanism.whole_machine or mechanism.memory:
         return drawn  # nothing else can rename a directory of reality
-    moves = [
-        (os.path.join(layer.at, to), os.path.join(layer.at, source))
-        for layer in drawn.layers
-        for to, source in redirects.moves(f"{directory}/upper/{layer.number}")
-    ]
-    if not moves:
-        return drawn
     places = list(drawn.hidden)
-    for place in places:  # grows: what moved may have moved again with a directory around it
-        for to, source in moves:
-            moved = to + place[len(source) :]
-            if is_within(place, source) and moved not in places:
-                places.append(moved)
+    for layer in drawn.layers:
+        layers = [os.path.join(own, place) for place in (f"upper/{layer.number}", *layer.stacked)]
+        places += moved.also_at(drawn.hidden, layer.at, layers)
+    if len(places) == len(drawn.hidden):
+        return drawn
     covers = [Cover(place, directory=True, again=True) for place in places[len(drawn.hidden) :]]
     plan = replace(drawn.plan, places=(*drawn.plan.places, *covers))
     return replace(drawn, plan=plan, hidden=tuple(places))

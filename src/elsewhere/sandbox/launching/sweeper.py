@@ -1,4 +1,5 @@
-"""The sweeper: a process that empties the trash and lets go of mounts, so that nobody waits. It ends with the launcher."""
+"""The sweeper: a process that empties the trash, lets go of mounts and merges layers, so that nobody waits. It ends with the
+launcher."""
 
 import contextlib
 import os
@@ -7,16 +8,20 @@ import sys
 import time
 from typing import NoReturn
 
+from elsewhere.errors import ElsewhereError
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching.forking import leave_the_launcher
 from elsewhere.sandbox.records import truth
+from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State
 
 __all__ = ["start"]
 
+_MEASURING_S = 60.0
+
 
 def start(state: State) -> socket.socket:
-    """Tell it ("sweep",) with a mount namespace, or none, whenever there is something to do."""
+    """Tell it ("sweep",) with a mount namespace, or none, or ("tidy", layer) whenever there is something to do."""
     ours, theirs = wire.pair()
     ours.setblocking(False)
     if os.fork():
@@ -40,11 +45,25 @@ def _sweep(state: State, orders: socket.socket) -> NoReturn:
         except OSError as error:
             print(f"the trash could not be emptied: {error}", file=sys.stderr, flush=True)
         try:
-            _, fds = wire.receive(orders)
+            order, fds = wire.receive(orders)
             for fd in fds:
                 os.close(fd)
+            if order[0] == "tidy":
+                _tidy(state, order[1])
         except (EOFError, OSError):
             break
     with contextlib.suppress(OSError):
         truth.empty_trash(state)
     os._exit(0)
+
+
+def _tidy(state: State, tip: str) -> None:
+    """A layer that was just frozen: to the disk with it, and how large it is; and what has to be merged, if it ends a run."""
+    layers = Layers(state)
+    try:
+        layers.sync()
+        layers.measured(layers.load(tip), state.room(LAYERS), _MEASURING_S)
+        for layer_id in layers.merge_due(tip):
+            layers.merge(layer_id)
+    except (ElsewhereError, OSError) as error:
+        print(f"the layer {tip} was not looked after: {error}", file=sys.stderr, flush=True)

@@ -6,6 +6,11 @@ holds for as long as it does.
     running ◄─► stopped ─► (removed: no directory, no record; or in the archive)
                    └─ keeper gone, nobody wrote: read as stopped, `lost`
 
+What a sandbox wrote since its last snapshot is in its directory; `tip` is the frozen layer that this lies on
+(`storage/layers.py`), `at` the snapshot that it goes on from. `snapshots` are `{"name", "parent", "layer", "created_at",
+"copied"}`, oldest first, with `base` in those that lie on another base than the sandbox does now; `origin` is what a fork was
+made of, `rebasing` a base that it is about to be moved to (`sandbox/rebasing.py`).
+
 Whoever changes a record, starts, stops or removes a sandbox holds the lock on its directory meanwhile (`exclusive`).
 """
 
@@ -26,17 +31,21 @@ from elsewhere.storage.state import State, write_aside, write_new
 
 __all__ = [
     "Record",
+    "bases_of",
     "exclusive",
     "find",
     "hold_lock",
     "is_alive",
     "is_held",
     "is_over",
+    "layers_of",
+    "layers_running",
     "load",
     "load_all",
     "locked",
     "save",
     "save_new",
+    "snapshots_of",
     "wait_for_end",
 ]
 
@@ -68,6 +77,11 @@ class Record:
     group: list[Any] | None = None
     disk: str = ""
     kept: bool = False
+    tip: str | None = None
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
+    at: str | None = None
+    rebasing: dict[str, Any] | None = None
+    origin: dict[str, Any] | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     keeper: list[Any] | None = None
     environment_left_out: list[str] = field(default_factory=list)
@@ -124,6 +138,48 @@ def load(state: State, sandbox_id: str) -> Record:
     return record
 
 
+def layers_of(directory: str) -> list[str]:
+    """The frozen layers that the sandbox in a directory, wherever it lies, is made of."""
+    document = _needs(directory)
+    named = [document["tip"], *(one.get("layer") for one in document["snapshots"])]
+    return [str(layer) for layer in named if layer is not None]
+
+
+def layers_running(directory: str) -> str | None:
+    """The frozen layer that it runs on, if it runs."""
+    document = _needs(directory)
+    return str(document["tip"]) if document["running"] and document["tip"] is not None else None
+
+
+def snapshots_of(directory: str) -> list[tuple[str, str]]:
+    """Their names and layers."""
+    return [(str(one.get("name")), str(one.get("layer"))) for one in _needs(directory)["snapshots"]]
+
+
+def bases_of(directory: str) -> list[str]:
+    """The layers of bases that a sandbox is made of, and that its snapshots are."""
+    document = _needs(directory)
+    known = [document["base"], document["rebasing"], *(one["base"] for one in document["snapshots"] if "base" in one)]
+    return [str(layer) for base in known for layer in base.get("layers", ())]
+
+
+def _needs(directory: str) -> dict[str, Any]:
+    """What a sandbox, wherever its directory lies, does not have in there."""
+    path = os.path.join(directory, _FILE)
+    try:
+        with open(path, "rb") as stream:
+            document = json.load(stream)
+        found = {"tip": document.get("tip"), "snapshots": document.get("snapshots", []), "base": document.get("base", {})}
+        found["running"] = document.get("state") == "running"
+        if not all(isinstance(one, dict) for one in (found["base"], *found["snapshots"])):
+            raise ValueError("it says nonsense about snapshots or its base")
+    except FileNotFoundError:
+        return {"tip": None, "snapshots": [], "base": {}, "running": False}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Broken("sandbox_record_broken", f"the record {path!r} cannot be read: {error}") from error
+    return found
+
+
 def _due(state: State, record: Record) -> float | None:
     """When it ends by itself. What was last done in it is what was last written in its journal."""
     known = [record.expires_at] if record.expires_at is not None else []
@@ -151,6 +207,7 @@ def _check(record: Record, sandbox_id: str) -> None:
         (record.created_at, (int, float)),
         (record.project, str),
         (record.layers, list),
+        (record.snapshots, list),
         *((value, dict) for value in (record.base, record.enforced, record.identity, record.labels)),
         *((value, dict) for value in (record.limits, record.confinement)),
     )

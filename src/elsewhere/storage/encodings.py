@@ -12,12 +12,13 @@ could otherwise choose so as to have its work told falsely.
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from elsewhere.changes.trees import Entry, is_whiteout
+from elsewhere.storage.trees import Entry, is_whiteout
 
-__all__ = ["FUSE", "TRUSTED", "USER", "Encoding", "saved"]
+__all__ = ["FUSE", "NAMED", "TRUSTED", "USER", "Encoding", "saved"]
 
 _PREFIX, _OPAQUE_NAME = ".wh.", ".wh..wh..opq"
 
@@ -38,14 +39,32 @@ class Encoding:
             if self.devices and is_whiteout(found.about):
                 gone.add(name)
             elif self.names and name.startswith(_PREFIX):
-                gone.add(name[len(_PREFIX) :])
+                if name != _OPAQUE_NAME:
+                    gone.add(name[len(_PREFIX) :])
             else:
                 plain[name] = found
         return plain, gone
 
+    def has_directory(self, parent: int, path: str, name: str) -> bool | None:
+        """Whether the layer has a directory of that name in the directory `path`; None: it says nothing of that name."""
+        try:
+            return stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode)
+        except FileNotFoundError:
+            return False if self._deletes(parent, path, name) else None
+
+    def _deletes(self, parent: int, path: str, name: str) -> bool:
+        """By a mark that is not an entry of that name."""
+        if self.names:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(f"{_PREFIX}{name}", dir_fd=parent)
+                return True
+        return name in self.deleted.get(path, ())
+
     def marks(self, parent: int, name: str, path: str) -> tuple[bool, str | None]:
         """Whether a directory is opaque, and where it was moved from."""
         opaque, redirect = path in self.opaque, None
+        if not self.attributes and not self.names:
+            return opaque, redirect
         try:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except OSError:
@@ -69,6 +88,8 @@ class Encoding:
 TRUSTED = Encoding(("trusted.overlay",))
 USER = Encoding(("user.overlay",))
 FUSE = Encoding(("user.fuseoverlayfs", "user.overlay", "trusted.overlay"), names=True)
+NAMED = {"trusted": TRUSTED, "user": USER, "fuse": FUSE}
+NAMED = {"trusted": TRUSTED, "user": USER, "fuse": FUSE}
 
 
 def saved(deleted: Iterable[str], opaque: Iterable[str]) -> Encoding:

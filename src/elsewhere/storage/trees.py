@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from elsewhere.linux import syscalls
 
-__all__ = ["Directory", "Entry", "Tree", "is_whiteout"]
+__all__ = ["Directory", "Entry", "Tree", "entries_of", "is_whiteout", "open_beneath"]
 
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LONGEST = 1000  # characters, of at most four bytes: the kernel takes paths of less than 4,096
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,27 @@ class Entry:
 
 def is_whiteout(about: os.stat_result) -> bool:
     return stat.S_ISCHR(about.st_mode) and about.st_rdev == 0
+
+
+def open_beneath(top: int, path: str) -> int:
+    """A directory, however long its path is, without following any link."""
+    if len(path) < _LONGEST:
+        return syscalls.openat2(top, path, os.O_RDONLY | os.O_DIRECTORY, _BENEATH)
+    half = path.rindex("/", 0, _LONGEST)
+    fd = syscalls.openat2(top, path[:half], os.O_RDONLY | os.O_DIRECTORY, _BENEATH)
+    try:
+        return open_beneath(fd, path[half + 1 :])
+    finally:
+        os.close(fd)
+
+
+def entries_of(fd: int) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found[entry.name] = Entry(fd, entry.stat(follow_symlinks=False))
+    return found
 
 
 class Directory:

@@ -1,0 +1,336 @@
+"""Saving a sandbox's state, going back to it, and going on from it in several directions: snapshot, rollback, fork."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from elsewhere import __version__, units
+from elsewhere.clock import wall
+from elsewhere.errors import ElsewhereError, InUse, UsageError
+from elsewhere.linux import cgroups, syscalls
+from elsewhere.linux.cgroups import Group
+from elsewhere.operations import admission, creating
+from elsewhere.operations.projects import refuse_inside
+from elsewhere.sandbox import ending, identity, rebasing, rungs
+from elsewhere.sandbox import snapshots as kept
+from elsewhere.sandbox.contents import IMAGE
+from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.launching.engine import Engine
+from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.records import record, truth
+from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.snapshots import Place
+from elsewhere.storage import copying, saving, trash
+from elsewhere.storage.layers import LAYERS, Layers
+from elsewhere.storage.state import State, write_new
+
+__all__ = ["Forked", "Held", "Returned", "Taken", "fork", "quiet", "remove", "rollback", "snapshot", "snapshots"]
+
+_MOST_FORKS = 1000
+_LIFETIME_S = 86400.0  # of a fork of something that has no time of its own, since it ends with its owner
+
+
+@dataclass(slots=True)
+class Held:
+    """A sandbox that nobody else changes, and in which nothing goes on: at rest, or (`stopped` processes) frozen."""
+
+    found: Record
+    place: Place
+    owned: bool = False
+    frozen: bool = False
+    stopped: int = 0
+    memory: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`stopped`: how many processes went on running, and are not part of it; None: none ran."""
+
+    record: Record
+    snapshot: dict[str, Any]
+    bytes: int | None
+    stopped: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """`left`: the snapshot in which what the sandbox had before is; None: that was in one already."""
+
+    record: Record
+    snapshot: dict[str, Any]
+    left: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Each child, or why there is none."""
+
+    parent: Record
+    children: list[Record | ElsewhereError]
+    stopped: int | None
+
+
+def snapshot(wanted: str, name: str | None = None, box: Live | None = None) -> Taken:
+    """`box` is the caller's own, if it lives only as long as they do."""
+    refuse_inside()
+    state = State.open()
+    sandbox_id = record.find(state, wanted)
+    kept.new_name(record.load(state, sandbox_id), name)  # before anything is disturbed
+    with quiet(state, sandbox_id, box) as held:
+        found, chosen = held.found, kept.new_name(held.found, name)
+        layers = Layers(state)
+        if held.frozen or not rungs.named(found.mechanism).stacks:
+            with layers.referring():
+                layer = kept.copied(state, found, held.place, held.memory)
+                made = kept.add(found, chosen, layer.id, copied=True)
+                record.save(found, state.sandbox(sandbox_id))
+            taken = Taken(found, made, layer.bytes, held.stopped if held.frozen else None)
+        else:
+            frozen = kept.frozen(state, found, held.place, lambda tip: kept.add(found, chosen, tip))
+            taken = Taken(found, found.snapshots[-1], frozen.bytes if frozen else 0, None)
+    return taken
+
+
+def snapshots(wanted: str) -> tuple[State, Record, dict[str, int | None]]:
+    """The sandbox, and what each snapshot's own layer takes on the disk."""
+    state = State.open()
+    found = record.load(state, record.find(state, wanted))
+    layers = Layers(state)
+    sizes: dict[str, int | None] = {}
+    for one in found.snapshots:
+        with contextlib.suppress(ElsewhereError, OSError):
+            layer = layers.load(one["layer"])
+            if found.disk != "image":
+                layer = layers.measured(layer, state.room(LAYERS), 5.0)
+            sizes[one["name"]] = layer.bytes
+    return state, found, sizes
+
+
+def rollback(wanted: str, name: str, *, force: bool = False, box: Live | None = None) -> Returned:
+    """With `force`, what runs in it is ended."""
+    refuse_inside()
+    state = State.open()
+    sandbox_id = record.find(state, wanted)
+    kept.find(record.load(state, sandbox_id), name)  # before anything is disturbed
+    with quiet(state, sandbox_id, box, end=force, returning=True) as held:
+        target = kept.find(held.found, name)
+        if held.frozen:
+            raise InUse(
+                "sandbox_in_use",
+                f"{units.count(held.stopped, 'process', 'processes')} at work in the sandbox {sandbox_id!r}",
+                hint=f"elsewhere ps {sandbox_id}; elsewhere rollback --force {sandbox_id} {name} ends what runs",
+            )
+        left = kept.return_to(state, held.found, held.place, target)
+    return Returned(held.found, target, left)
+
+
+def remove(wanted: str, name: str) -> tuple[State, Record, dict[str, Any]]:
+    """Its name, and what nothing else needs of its content."""
+    state = State.open()
+    with record.exclusive(state, record.find(state, wanted)) as found:
+        gone = kept.remove(found, name)
+        record.save(found, state.sandbox(found.id))
+    ending.sweep(state, layers=True)
+    return state, found, gone
+
+
+# -- fork -----------------------------------------------------------------------------------------------------------------------
+
+
+def fork(wanted: str, count: int = 1, *, name: str | None = None, source: str | None = None, box: Live | None = None) -> Forked:
+    """`source`: the snapshot to start from; None: as the sandbox is now. They are only directories until something runs in
+    them."""
+    refuse_inside()
+    if not 1 <= count <= _MOST_FORKS:
+        raise UsageError("bad_count", f"{count} forks cannot be made", hint=f"between 1 and {_MOST_FORKS}")
+    creating.check_name(name)
+    state = State.open()
+    sandbox_id = record.find(state, wanted)
+    names = [name if count == 1 or name is None else f"{name}-{number}" for number in range(1, count + 1)]
+    with Layers(state).referring(), _parent(state, sandbox_id, source, box) as (held, layer):
+        origin = {"sandbox": sandbox_id, "snapshot": source}
+        children = [_try_child(state, held, layer, origin, one) for one in names]
+    return Forked(held.found, children, held.stopped if held.frozen else None)
+
+
+@contextlib.contextmanager
+def _parent(state: State, sandbox_id: str, source: str | None, box: Live | None) -> Iterator[tuple[Held, str | None]]:
+    """The sandbox, and the layer that its children start from. From a snapshot, whatever runs goes on."""
+    found = record.load(state, sandbox_id)
+    chosen = None if source is None else kept.find(found, source)
+    if chosen is not None and found.disk != "image":
+        with record.exclusive(state, sandbox_id) as found, kept.place_of(state, found) as place:
+            yield Held(found, place), kept.find(found, chosen["name"])["layer"]
+        return
+    with quiet(state, sandbox_id, box) as held:
+        found = held.found
+        if found.disk == "image":
+            if held.memory >= 0:
+                syscalls.syncfs(held.memory)
+            yield held, chosen["layer"] if chosen else found.tip
+        elif held.frozen or not rungs.named(found.mechanism).stacks:
+            yield held, kept.copied(state, found, held.place, held.memory).id
+        else:
+            kept.frozen(state, found, held.place, lambda _: None)
+            yield held, found.tip
+
+
+def _try_child(state: State, held: Held, layer: str | None, origin: dict[str, Any], name: str | None) -> Record | ElsewhereError:
+    try:
+        return _child(state, held, layer, origin, name)
+    except ElsewhereError as error:
+        return error
+    except OSError as error:
+        return ElsewhereError(
+            "not_forked", f"the fork could not be made: {error.strerror}", hint="free some space, and try again"
+        )
+
+
+def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], name: str | None) -> Record:
+    parent = held.found
+    was = parent.identity
+    who = identity.derive(was["workflow"], was["story"], secrets.token_hex(8), was["base_sha"])
+    now = wall()
+    lifetime = parent.limits.get("ttl", _LIFETIME_S if held.owned else None)
+    chosen = {} if origin["snapshot"] is None else kept.find(parent, origin["snapshot"])
+    made = replace(
+        parent,
+        id=who.sandbox_id,
+        state="stopped",
+        base=chosen.get("base", parent.base),
+        created_at=now,
+        identity=asdict(who),
+        name=name,
+        expires_at=None if lifetime is None else now + lifetime,
+        group=None,
+        kept=False,
+        tip=layer if rungs.named(parent.mechanism).stacks else None,
+        snapshots=[],
+        at=None,
+        origin=origin,
+        asked={},
+        keeper=None,
+        command=None,
+        ended_at=None,
+        lost=False,
+        version=__version__,
+    )
+    directory = os.path.join(state.room("spare"), f"{os.getpid()}-fork-{secrets.token_hex(4)}")
+    os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
+    try:
+        with truth.name_reserved(state, name, made.id):
+            _furnish(state, held, made, layer, directory)
+            write_new(os.path.join(directory, ".sandbox.env"), identity.env_file(who.variables()))
+            record.save_new(made, directory)
+            os.rename(directory, state.sandbox(made.id))
+    except BaseException:
+        trash.discard(directory, state.room("trash"))
+        raise
+    if name is None:
+        Engine.shared(state).nudge("register", made.id)
+    return made
+
+
+def _furnish(state: State, held: Held, made: Record, layer: str | None, directory: str) -> None:
+    """What a child has of its own. Layers are shared, unless they lie in an image, in memory, or are a copy."""
+    rung = rungs.named(made.mechanism)
+    parent = state.sandbox(held.found.id)
+    for name in ("manifest", "dirty", *filter(None, [made.base.get("remembered")])):
+        source = os.path.join(parent, name)
+        if os.path.isdir(source):
+            copying.copy_tree(source, os.path.join(directory, name))
+        elif os.path.exists(source):
+            os.link(source, os.path.join(directory, name))
+    if made.disk == "image":
+        image = os.path.join(directory, IMAGE)
+        copying.copy_file(os.path.join(parent, IMAGE), image)
+        if made.origin and made.origin["snapshot"] is not None:
+            with kept.image_at(image) as place:
+                kept.reset(state, made, place)
+    if rung.stacks or layer is None:
+        return
+    source = os.path.join(held.place.data, layer, "upper")
+    if rung.memory:
+        os.mkdir(os.path.join(directory, "upper"), 0o700)
+        saving.copy_saved(source, os.path.join(directory, "upper"))
+    for name in os.listdir(source) if rung.copy else ():
+        copying.copy_tree(os.path.join(source, name), os.path.join(directory, name))
+
+
+# -- nobody else, and nothing that goes on --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False, returning: bool = False) -> Iterator[Held]:
+    """A sandbox in which nothing runs is ended for it and runs again afterwards; in another one everything is stopped for a
+    moment, or, with `end`, ended. `returning`: it must not run, even where its layers could be copied as they are."""
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(record.locked(state, sandbox_id))
+        found = record.load(state, sandbox_id)
+        if box is None:
+            _refuse_owned(found)
+        held, group = Held(found, Place("", ""), owned=box is not None and box.owned), found.group
+        if found.state == "running":
+            _quieten(state, held, box, stack, end=end, returning=returning)
+        rested = found.state == "running" and not held.frozen
+        if rested:
+            found.state, found.keeper, found.group, found.ended_at = "stopped", None, None, wall()
+        try:
+            with kept.place_of(state, found, held.memory) as held.place:
+                rebasing.finish(state, found, held.place)
+                yield held
+        finally:
+            if rested:
+                _run_again(state, found, box, lock)
+                if group is not None:
+                    cgroups.remove(Group(*group))
+            elif found.tip is not None:
+                Engine.shared(state).nudge("tidy", found.tip)
+
+
+def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitStack, *, end: bool, returning: bool) -> None:
+    found, stacks = held.found, rungs.named(held.found.mechanism).stacks
+    reached = line.connect(state.sandbox(found.id))
+    if reached is None or end:
+        if reached is not None:
+            reached.close()
+        ending.end_keeper(state, found, 2.0 if end else 0.0)
+    elif reached.rest() if stacks else returning and ending.end_keeper(state, found, 0.0, if_idle=True):
+        reached.close()
+    else:
+        stack.enter_context(reached)
+        held.stopped = stack.enter_context(reached.frozen())
+        held.frozen = True
+        layers = reached.layers() if found.layers_apart else None
+        if layers is not None:
+            held.memory = layers
+            stack.callback(os.close, layers)
+        return
+    if box is not None:
+        box.let_go()
+
+
+def _run_again(state: State, found: Record, box: Live | None, lock: int) -> None:
+    """Nobody waits for it: the lock goes along, and whoever wants to use it waits for that."""
+    engine = Engine.shared(state)
+    if found.tip is not None:
+        engine.later("tidy", found.tip)
+    with admission.readmitted(state, found) as reserve:
+        if box is not None:
+            box.run_again(reserve, lock)
+        else:
+            engine.later("start", found.id, reserve, "", fds=[lock])
+        if admission.is_counted(state, found):
+            engine.catch_up()  # until it runs, what it was promised is nobody's
+
+
+def _refuse_owned(found: Record) -> None:
+    if found.state == "running" and found.keeper is None:
+        raise InUse(
+            "sandbox_in_use",
+            f"the sandbox {found.id!r} belongs to a program that is still running",
+            hint="wait for the end of that program",
+        )
