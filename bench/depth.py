@@ -15,7 +15,6 @@ from elsewhere.sandbox.records import record
 from elsewhere.storage.layers import Layers
 from elsewhere.storage.state import State
 from measure import Row, Samples, Section
-from project import directories, path_of
 from rounds import interleaved
 from workspace import Workspace
 
@@ -24,11 +23,14 @@ __all__ = ["depth_curve"]
 _NONE = "no snapshots"
 _MISSING = 1_000
 _PHASES = (f"stat of {_MISSING:,} missing files", "first walk")
+_DIRECTORIES = 20
+_DIRECTORY = "directory-{:02}"
+_PATIENCE_S = 30.0
 _MERGING_S = 60.0
 _SNAPSHOT = "depth-{}"
 _WRITE = """
-import json, os, sys
-for directory in json.load(sys.stdin):
+import os, sys
+for directory in sys.argv[2:]:
     with open(os.path.join(directory, "written"), "w") as file:
         file.write(sys.argv[1])
 """
@@ -61,15 +63,16 @@ def depth_curve(place: Workspace, effort: Effort) -> Section:
     section = Section(
         "L",
         f"Reading by the number of snapshots: {_MISSING:,} missing files, and a first walk of {effort.project_files:,}",
-        "One sandbox, in which before each snapshot a file in every directory of the project is written, the worst case for "
-        "layers on top of each other; then, once the product has merged them as it always does, a fork of some of its snapshots, "
-        "timed by a script inside, before which nobody has looked at anything in it; in changing order. The same without "
-        "snapshots: a sandbox that wrote the same once, started anew. Numbers that end in 99 have the most layers: with the next "
-        f"snapshot they become one. {_MISSING:,} in so many ms is one in so many µs.",
+        f"One sandbox of a project of empty files in {_DIRECTORIES} directories; before each snapshot a file in each of them is "
+        "written, the worst case for layers on top of each other. Then, once the product has merged them as it always does, a "
+        "fork of some of its snapshots, timed by a script inside, before which nobody has looked at anything in it; in changing "
+        "order. The same without snapshots: a sandbox that wrote the same once, started anew. Numbers that end in 99 have the "
+        f"most layers: with the next snapshot they become one. {_MISSING:,} in so many ms is one in so many µs.",
         "ms",
         baseline=_NONE,
     )
-    with Sandbox.create(project=place.project, base="live") as box, _stopped(place, effort) as plain:
+    project = _project(place, effort.project_files)
+    with Sandbox.create(project=project, base="live") as box, _stopped(project) as plain:
         if not _deepen(box, effort):
             section.rows = [Row(_PHASES[0], absent="on this rung a snapshot is a copy: there are no layers")]
             return section
@@ -77,7 +80,7 @@ def depth_curve(place: Workspace, effort: Effort) -> Section:
         progress.say("L: looking")
         steps: list[Callable[[], Looks]] = [lambda: _restarted(plain)]
         steps += [lambda depth=depth: _forked(box, depth) for depth in effort.depths]
-        taken = interleaved(steps, effort.depth_rounds, effort.pause)
+        taken = interleaved(steps, effort.depth_rounds, effort.pause, patience=_PATIENCE_S)
     names = [_NONE, *(f"{depth} snapshot{'s' * (depth > 1)}" for depth in effort.depths)]
     for index, phase in enumerate(_PHASES):
         samples = [Samples.of([looks[index] for looks in one], 1000) for one in taken]
@@ -86,12 +89,23 @@ def depth_curve(place: Workspace, effort: Effort) -> Section:
     return section
 
 
+def _project(place: Workspace, files: int) -> str:
+    directory = os.path.join(place.root, "deep")
+    for number in range(files):
+        parent = os.path.join(directory, _DIRECTORY.format(number % _DIRECTORIES))
+        if number < _DIRECTORIES:
+            os.makedirs(parent)
+        with open(os.path.join(parent, f"file-{number:05}"), "wb"):
+            pass
+    return directory
+
+
 @contextlib.contextmanager
-def _stopped(place: Workspace, effort: Effort) -> Iterator[str]:
+def _stopped(project: str) -> Iterator[str]:
     """A sandbox that wrote the same, once, and rests: whoever starts it finds nothing in the kernel's memory of it."""
-    box = Sandbox.create(project=place.project, base="live", on_exit="keep")
+    box = Sandbox.create(project=project, base="live", on_exit="keep")
     try:
-        _write(box, effort, 0)
+        _write(box, 0)
         box.stop()
         yield box.id
     finally:
@@ -103,7 +117,7 @@ def _deepen(box: Sandbox, effort: Effort) -> bool:
     for number in range(1, max(effort.depths) + 1):
         if number % 50 == 1:
             progress.say(f"L: snapshot {number} of {max(effort.depths)}")
-        _write(box, effort, number)
+        _write(box, number)
         if box.snapshot(_SNAPSHOT.format(number)).copied:
             return False
     progress.say("L: waiting until layers are merged")
@@ -124,10 +138,10 @@ def _layers(box: Sandbox, depths: tuple[int, ...]) -> list[str]:
     return [f"{count} layer{'s' * (count > 1)} mounted" for count in counts]
 
 
-def _write(box: Sandbox, effort: Effort, number: int) -> None:
+def _write(box: Sandbox, number: int) -> None:
     """The same files each time, with another content: whatever the depth, the tree has as many."""
-    command = [sys.executable, "-I", "-S", "-c", _WRITE, str(number)]
-    box.run(command, input=json.dumps(directories(effort.project_files))).check()
+    names = map(_DIRECTORY.format, range(_DIRECTORIES))
+    box.run([sys.executable, "-I", "-S", "-c", _WRITE, str(number), *names]).check()
 
 
 def _forked(box: Sandbox, depth: int) -> Looks:
@@ -146,6 +160,6 @@ def _restarted(sandbox_id: str) -> Looks:
 
 def _look(box: Sandbox) -> Looks:
     """Names that nobody ever asked for: the file systems below remember those, too."""
-    words = [os.path.dirname(path_of(0)), secrets.token_hex(8), str(_MISSING)]
+    words = [_DIRECTORY.format(0), secrets.token_hex(8), str(_MISSING)]
     looks: Looks = json.loads(box.run([sys.executable, "-I", "-S", "-c", _LOOK, *words]).check().stdout)
     return looks

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-__all__ = ["directories", "generate", "git", "path_of"]
+__all__ = ["generate", "git", "path_of"]
 
 _IN_A_DIRECTORY = 100
 _DIRECTORIES_IN_A_PACKAGE = 20
@@ -24,11 +24,12 @@ def git(directory: str, *words: str, content: bytes | None = None) -> None:
         raise RuntimeError(f"git {words[0]} ended with {done.returncode}: {said}")
 
 
-def generate(directory: str, files: int) -> None:
-    """Fill `directory`. Without git on this machine it is a plain directory."""
+def generate(directory: str, files: int, *, filled_every: int = 1) -> None:
+    """Fill `directory`. Without git on this machine it is a plain directory. With `filled_every`, all files but those are empty:
+    a disk that is told of every block which gets free needs a millisecond to delete a file that has one."""
     stream = [b"commit refs/heads/main\ncommitter bench <bench@localhost> 1700000000 +0000\ndata 0\n"]
     made: set[str] = set()
-    for path, content in _contents(files):
+    for path, content in _contents(files, filled_every):
         parent = os.path.dirname(path)
         if parent not in made:
             os.makedirs(os.path.join(directory, parent))
@@ -49,16 +50,11 @@ def path_of(number: int) -> str:
     return f"package{package:02}/module{module:02}/file{index:02}.py"
 
 
-def directories(files: int) -> list[str]:
-    """Those that hold the files of a project of that size."""
-    return [os.path.dirname(path_of(number)) for number in range(0, files, _IN_A_DIRECTORY)]
-
-
-def _contents(files: int) -> Iterator[tuple[str, bytes]]:
+def _contents(files: int, filled_every: int) -> Iterator[tuple[str, bytes]]:
     """Paths and contents of a few hundred to a few thousand bytes, as source code has."""
     chance = random.Random(1)
     texts = [chance.randbytes(1500).hex() for _ in range(64)]
     for number in range(files):
         length = 200 + (number * 37) % 2800
         content = f"# {number}\n{texts[number % len(texts)][:length]}\n".encode()
-        yield path_of(number), content
+        yield path_of(number), b"" if number % filled_every else content

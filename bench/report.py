@@ -25,6 +25,9 @@ _WHERE_THE_TIME_GOES = """## Where the time goes
 - **File work.** Nearly all of what is lost is overlay's own: compare the rows of the plain overlay.
 - **Sustained**, without any pause, the making of the next sandbox is part of the price: two forks, some thirty
   mounts, the filter.
+- **Snapshot, rollback, fork.** What was written is renamed, never copied. What is left is the end of one first process
+  and the start of the next, the record, and for a fork a directory of its own.
+- **Changes** are read from the layers: a directory that the sandbox wrote to is opened, one that it did not is not.
 """
 
 

@@ -25,6 +25,7 @@ __all__ = ["OPERATIONS", "ROW", "saving"]
 
 OPERATIONS = ("snapshot", "rollback", "fork")
 ROW = "elsewhere: {}, {}"
+_PATIENCE_S = 40.0
 _SHARED = "whole environment; nothing is copied"
 _COPIED = "copied: layers cannot be shared on this rung"
 
@@ -65,18 +66,22 @@ def saving(place: Workspace, effort: Effort) -> Section:
     with Subvolumes(place, [amount for amount in every if not amount.does_not_fit(place.root)]) as disk:
         volumes = _volumes(place, disk, every)
         progress.say(f"J: {', '.join(OPERATIONS)}")
-        _measure([*ours, checkout, volumes], effort.saved_rounds, effort.pause, warm_ups=1)
+        _measure([*ours, checkout, volumes], effort.saved_rounds, effort.pause)
     progress.say("J: cp -a, git stash")
-    _measure([copy, stash], effort.heavy_rounds, effort.pause, warm_ups=0)
+    _measure([copy, stash], effort.heavy_rounds, effort.pause)
     for contender in (*ours, copy, stash, checkout, volumes):
         section.rows += _rows(contender)
     return section
 
 
-def _measure(contenders: list[_Contender], rounds: int, pause: float, *, warm_ups: int) -> None:
+def _measure(contenders: list[_Contender], rounds: int, pause: float) -> None:
+    """Everybody warms up with the least: a gigabyte more for each would take longer than it is worth."""
+    for contender in contenders:
+        for amount in contender.present()[:1]:
+            contender.once(amount)
     present = [(contender, amount) for contender in contenders for amount in contender.present()]
     steps = [lambda pair=pair: pair[0].once(pair[1]) for pair in present]
-    results = interleaved(steps, rounds, pause, warm_ups=warm_ups)
+    results = interleaved(steps, rounds, pause, warm_ups=0, patience=_PATIENCE_S)
     for (contender, amount), taken in zip(present, results, strict=True):
         contender.rows[amount].samples = Samples.of([parts["total"] for parts in taken], 1000)
         if amount in contender.afterwards:

@@ -74,7 +74,10 @@ class Subvolumes:
         assert self._output is not None
         self._input.write(f"{self._amounts.index(amount)}\n")
         self._input.flush()
-        return float(self._output.readline())
+        answer = self._output.readline()
+        if not answer:
+            raise RuntimeError("the process that mounted btrfs has ended")
+        return float(answer)
 
     def _open(self) -> None:
         directory = self._place.fresh("btrfs")

@@ -25,6 +25,8 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
+# How many times longer than on a real machine something may take that is waited for.
+PATIENCE = float(os.environ.get("ELSEWHERE_TEST_PATIENCE", "1"))
 UID = 4242  # in no user database on purpose: elsewhere must not need one
 
 
@@ -87,7 +89,7 @@ class Person:
         """Any command, as this person, on the host."""
         more.setdefault("cwd", self.place)
         more.setdefault("env", self.environment())
-        more.setdefault("timeout", 110)
+        more.setdefault("timeout", 110 * PATIENCE)
         done = subprocess.run(
             [str(word) for word in argv],
             capture_output="stdout" not in more,
@@ -244,7 +246,7 @@ def tree(path: Path) -> dict[str, tuple[object, ...]]:
 
 def eventually(condition: Any, seconds: float = 10.0) -> bool:
     """Whether something comes true in time; only ever used for what other processes still have to do."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while time.monotonic() < deadline:
         if condition():
             return True
@@ -340,7 +342,7 @@ def dismiss(person: Person) -> None:
 
 
 def leave(person: Person) -> None:
-    """What one of those who share a launcher leaves to the next: nothing but the launcher."""
+    """What one of those who share a launcher leaves to the next: nothing but the launcher, and what it learned."""
     if any((person.state / "sandboxes").glob("*")):
         person.elsewhere("rm", "--all", "--force", cwd="/")
     left = [] if eventually(lambda: not person.commands(), 5) else person.commands()
@@ -348,8 +350,10 @@ def leave(person: Person) -> None:
         os.kill(pid, 9)
     mounts = [line for line in host_mounts() if str(person.place) in line]
     sandboxes = list((person.state / "sandboxes").glob("*"))
-    person.shell("chmod", "-R", "u+rwX", person.place, check=False)
-    shutil.rmtree(person.place)
+    archived = list((person.state / "archive").glob("*"))
+    person.shell("chmod", "-R", "u+rwX", person.place, *archived, check=False)
+    for path in (person.place, *archived):
+        shutil.rmtree(path)
     assert not left, f"processes were left behind: {left}"
     assert not mounts, f"mounts were left behind: {mounts}"
     assert not sandboxes, f"sandboxes were left behind: {sandboxes}"

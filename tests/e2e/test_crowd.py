@@ -249,7 +249,7 @@ def test_nobody_gets_in_before_the_sandbox_stands(person: Person) -> None:
             os.kill(pid, signal.SIGSTOP)
         try:
             starting = start(person, "start", box)
-            # A blank that was not ready yet when it was put to sleep is given up after ten seconds.
+            # A blank that was not ready yet when it was put to sleep is given up after a while.
             assert eventually(lambda: is_held(person.state / "sandboxes" / box / "lock"), 40)
             entering = enter(person, box)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -130,6 +130,18 @@ def test_a_patch_gives_git_the_same_tree(person: Person) -> None:
     assert list((person.state / "sandboxes" / box).glob("patch-*")) == []
 
 
+def test_a_repository_that_lies_elsewhere_is_gits_as_well(person: Person) -> None:
+    """Of a linked worktree."""
+    tree = person.place / "tree"
+    person.shell("git", "worktree", "add", "-q", str(tree), cwd=person.project)
+    box = person.json("create", "--base", "live", "--project", str(tree))["sandbox"]["id"]
+    person.elsewhere("exec", box, "-c", "echo 1 > new; git add new; git commit -qm inside", check=True)
+    document = person.json("diff", box)
+    assert document["changes"]["added"] == ["new"]
+    assert document["git"]["files"] > 3
+    assert document["outside"]["added"] == []
+
+
 def test_a_patch_of_a_pinned_sandbox_is_one_for_its_base(person: Person) -> None:
     box = person.json("create", "--base", "pinned")["sandbox"]["id"]
     person.elsewhere("exec", box, "-c", WORK, check=True)

@@ -355,8 +355,17 @@ def test_the_fields_of_every_document_are_documented_and_no_others(user: Person)
     shapes = [(), ("--stat",), ("--patch",), ("--name-only",)]
     told = {name for shape in shapes for name in every_field(user.json("diff", ran["sandbox"]["id"], *shape), {"base"})}
     assert told == said["elsewhere diff"]
+    assert set(every_field(user.json("snapshot", "fix", "one"), set())) == said["elsewhere snapshot"]
+    assert set(every_field(user.json("snapshots", "fix"), {"snapshots"})) == said["elsewhere snapshots"]
+    assert set(every_field(user.json("rollback", "--force", "fix", "one"), {"snapshot"})) == said["elsewhere rollback"]
+    forked = user.json("fork", "fix", "--name", "child")
+    assert set(every_field(forked, {"sandboxes"})) == said["elsewhere fork"]
+    assert set(forked["sandboxes"][0]) == {*ran["sandbox"], "origin"}
+    assert set(every_field(user.json("rm-snapshot", "fix", "one"), set())) == said["elsewhere rm-snapshot"]
+    assert set(every_field(user.json("df"), set())) == said["elsewhere df"]
+    assert set(every_field(user.json("janitor"), set())) == said["elsewhere janitor"]
     assert set(every_field(user.json("drift", "fix"), set())) == said["elsewhere drift"]
-    assert set(every_field(user.json("refresh", "--dry-run", "fix"), {"sandbox"})) == said["elsewhere refresh"]
+    assert set(every_field(user.json("refresh", "--dry-run", "fix"), {"sandbox", "refresh.conflicts"})) == said["elsewhere refresh"]
     assert set(every_field(user.json("rm", "--force", "fix", ran["sandbox"]["id"], "no-such"), set())) == said["elsewhere rm"]
     (user.home / "new").mkdir()
     user.own(user.home)

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Person, dismiss, make_person
+from conftest import PATIENCE, Person, dismiss, make_person
 
 Place = dict[str, Any]
 Program = Callable[[Place], object]
@@ -114,7 +114,7 @@ class Trial:
             argv = [*NAMESPACES, *argv, "--own-mounts"]
         identity = {} if control == "root" else self.person.identity()
         more = {"cwd": self.person.project, "env": self.person.environment(), "stdin": subprocess.DEVNULL, **more}
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=110, **identity, **more)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=110 * PATIENCE, **identity, **more)
         return parsed(done.stdout, done.stderr, names)
 
     def _impossible(self, attempt: Attempt) -> str | None:

@@ -40,14 +40,15 @@ LEAST_S = 20  # with less time than that no test of the rest would come to its e
 def suite(tests: tuple[str, ...], limit: float, who: str) -> str:
     """The line that a person types. At the time limit pytest is interrupted, not killed: it then still says how far it came."""
     chosen = [*tests, "-m", "not slow", "-k", f"not {LEFT_OUT}", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT_S)]
-    # Each test by name as it ends: what is stopped half-way has been of use too.
-    shown = ["-vv", "-rfEs", "--durations=25", "--durations-min=1"]
+    # Each test by name as it ends: what is stopped half-way has been of use too. After some failures the others tell nothing new.
+    shown = ["-vv", "-rfEs", "--durations=25", "--durations-min=1", "--maxfail=8", "--tb=short"]
     checkout = FOLDER / "checkout"
     environment = {
         # Root's tests are root's alone here: the ordinary user runs their own, as themselves.
         "ELSEWHERE_TEST_PEOPLE": "root" if who == "root" else "user",
         # It came compiled, and everybody can read it here.
         "ELSEWHERE_TEST_LIBRARY": f"{checkout}/src",
+        "ELSEWHERE_TEST_PATIENCE": "4",
         "PYTHONPATH": f"{checkout}/src:{FOLDER}/tools",
     }
     words = ["env", *(f"{name}={value}" for name, value in environment.items())]

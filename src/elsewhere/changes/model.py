@@ -43,9 +43,12 @@ class Place(NamedTuple):
         with contextlib.ExitStack() as stack:
             directory = Tree((self.root, *self.older), stack).open(parent, stack)
             found = None if directory is None else directory.find(name)
-            if found is None or not stat.S_ISREG(found.about.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "it is no file any more", self.path)
-            return open(os.open(name, _FLAGS, dir_fd=found.fd), "rb")
+            if found is not None and stat.S_ISREG(found.about.st_mode):
+                stream = open(os.open(name, _FLAGS, dir_fd=found.fd), "rb")  # noqa: SIM115  (the caller's)
+                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    return stream
+                stream.close()
+            raise FileNotFoundError(errno.ENOENT, "it is no file any more", self.path)
 
 
 class Side(NamedTuple):

@@ -10,7 +10,6 @@ never leads anywhere, and it only groups paths that are changes anyway. A file t
 that was written down before: nobody can have it counted as part of something new. Not here: what changed (`compare.py`).
 """
 
-import csv
 import io
 import json
 import re
@@ -175,6 +174,8 @@ def _pip(found: Changes, packages: dict[tuple[str, str], PackageChange], owners:
 
 
 def _recorded(place: str, record: str) -> Iterator[str]:
+    import csv  # every launcher would pay for it
+
     try:
         rows = [row[0] for row in csv.reader(io.StringIO(record)) if row and row[0]]
     except csv.Error:

@@ -17,6 +17,7 @@ from elsewhere.changes.packages import Summary
 from elsewhere.changes.patch import FileStat, Patch, is_git, patch
 from elsewhere.changes.renames import with_renames
 from elsewhere.errors import InUse, NotFound, UsageError
+from elsewhere.paths import is_within
 from elsewhere.sandbox import contents
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.records import record
@@ -125,8 +126,12 @@ def _held(state: State, found: Record, stack: contextlib.ExitStack) -> int:
 
 def _split(found: Record, before: str, after: str, changes: Changes) -> Difference:
     top = f"{found.project.rstrip('/')}/"
-    inside = changes.where(lambda path: path.startswith(top) and not is_git(path, found.project))
-    outside = changes.where(lambda path: not path.startswith(top))
-    git = len(changes.entries) - len(inside.entries) - len(outside.entries)
-    outside = with_renames(outside)
-    return Difference(found, before, after, changes, with_renames(inside), git, outside, packages.summarise(outside))
+
+    def is_gits(path: str) -> bool:
+        """The repository of a linked worktree lies elsewhere."""
+        return is_git(path, found.project) or (found.git is not None and is_within(path, found.git))
+
+    inside = with_renames(changes.where(lambda path: path.startswith(top) and not is_gits(path)))
+    outside = with_renames(changes.where(lambda path: not path.startswith(top) and not is_gits(path)))
+    git = sum(is_gits(one.path) for one in changes.entries)
+    return Difference(found, before, after, changes, inside, git, outside, packages.summarise(outside))

@@ -9,7 +9,7 @@ from typing import Any
 
 from elsewhere import __version__, units
 from elsewhere.clock import wall
-from elsewhere.errors import ElsewhereError, InUse, UsageError
+from elsewhere.errors import ElsewhereError, InUse, StateError, UsageError
 from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.cgroups import Group
 from elsewhere.operations import admission, creating
@@ -83,7 +83,7 @@ def snapshot(wanted: str, name: str | None = None, box: Live | None = None) -> T
         found, chosen = held.found, kept.new_name(held.found, name)
         layers = Layers(state)
         if held.frozen or not rungs.named(found.mechanism).stacks:
-            with layers.referring():
+            with layers.referring(), kept.told():
                 layer = kept.copied(state, found, held.place, held.memory)
                 made = kept.add(found, chosen, layer.id, copied=True)
                 record.save(found, state.sandbox(sandbox_id))
@@ -184,7 +184,7 @@ def _try_child(state: State, held: Held, layer: str | None, origin: dict[str, An
     except ElsewhereError as error:
         return error
     except OSError as error:
-        return ElsewhereError(
+        return StateError(
             "not_forked", f"the fork could not be made: {error.strerror}", hint="free some space, and try again"
         )
 

@@ -28,7 +28,12 @@ def changes_of(state: State, record: Record, layers_fd: int = -1) -> Changes:
     """What it did so far. `layers_fd` leads to layers that do not lie in the sandbox's directory, for as long as somebody holds
     them."""
     with reached(state, record, layers_fd) as own:
-        return differences(state, (record, state_of(state, record, BASE, own)), (record, state_of(state, record, NOW, own)))
+        now = state_of(state, record, NOW, own)
+        if rungs.named(record.mechanism).copy:
+            base = state_of(state, record, BASE, own)
+        else:
+            base = {at: View((), view.below, seeds=view.seeds) for at, view in now.items()}
+        return differences(state, (record, base), (record, now))
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ __all__ = [
     "remove",
     "reset",
     "return_to",
+    "told",
 ]
 
 BASE = "base"  # the name of what there was before anything was written
@@ -152,7 +153,7 @@ def frozen(state: State, found: Record, place: Place, then: Callable[[str | None
         then(found.tip)
         record.save(found, state.sandbox(found.id))
         return None
-    with layers.referring():
+    with layers.referring(), told():
         apart = place.data != state.room(LAYERS)
         made = layers.new(found.tip, os.listdir(place.upper), rungs.named(found.mechanism).encoding, apart=apart)
         try:
@@ -162,16 +163,16 @@ def frozen(state: State, found: Record, place: Place, then: Callable[[str | None
             found.tip = made.id
             then(made.id)
             record.save(found, state.sandbox(found.id))
-        except BaseException as error:
+        except BaseException:
+            found.tip = made.parent
             trash.discard(layers.place(made.id), state.room("trash"))
             if apart:
                 shutil.rmtree(os.path.join(place.data, made.id), ignore_errors=True)
-            if isinstance(error, OSError):
-                raise _not_saved(error) from error
             raise
     mend(state, found, place, laid=True)
     if apart and layers.is_due(made.id):
-        layers.merge(made.id, place.data)  # only who has the image mounted can
+        with contextlib.suppress(OSError):  # without room for it, another time
+            layers.merge(made.id, place.data)  # only who has the image mounted can
     return layers.measured(made, place.data, _QUICK_S)
 
 
@@ -254,13 +255,21 @@ def _clear(place: Place) -> None:
     trash.remove_tree(away)
 
 
-def _not_saved(error: OSError) -> StateError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return StateError(
-        "no_room" if full else "not_saved",
-        f"the state of the sandbox cannot be saved: {error.strerror}",
-        hint="free some space" if full else "elsewhere doctor looks around",
-    )
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """While something is saved: what the system refuses is said in our own words."""
+    try:
+        yield
+    except OSError as error:
+        _raise_if_full(error)
+        raise StateError(
+            "not_saved", f"the state of the sandbox cannot be saved: {error.strerror}", hint="elsewhere doctor looks around"
+        ) from error
+
+
+def _raise_if_full(error: OSError) -> None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise StateError("no_room", f"there is no room to save the sandbox: {error.strerror}", hint="free some space") from error
 
 
 # -- copying --------------------------------------------------------------------------------------------------------------------
@@ -292,11 +301,11 @@ def copied(state: State, found: Record, place: Place, memory: int = -1) -> Layer
             shutil.rmtree(os.path.dirname(target), ignore_errors=True)
         trash.discard(layers.place(made.id), state.room("trash"))
         if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            _raise_if_full(error)
             raise StateError(
-                "no_room" if full else "not_copied",
+                "not_copied",
                 f"what the sandbox wrote cannot be copied: {error.strerror}",
-                hint="free some space" if full else "elsewhere stop ends what runs in it; then nothing has to be copied",
+                hint="elsewhere stop ends what runs in it; then nothing has to be copied",
             ) from error
         raise
     layers.moved(made.id)
@@ -347,7 +356,7 @@ def return_to(state: State, found: Record, place: Place, snapshot: dict[str, Any
             f"the sandbox {found.id!r} stands on {rung.name}, where only what was copied can be gone back to",
             hint="make a new sandbox",
         )
-    with Layers(state).referring():
+    with Layers(state).referring(), told():
         made = copied(state, found, place)
         add(found, left, made.id, copied=True)
         record.save(found, state.sandbox(found.id))

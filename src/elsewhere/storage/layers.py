@@ -104,7 +104,8 @@ class Layers:
                 os.close(fd)
             if found.complete:
                 layer = replace(layer, bytes=found.bytes)
-                self.save(layer)
+                with contextlib.suppress(OSError):  # on a full disk it is measured again
+                    self.save(layer)
         return layer
 
     def total(self, tip: str | None) -> int:
@@ -175,11 +176,11 @@ class Layers:
 
     def ancestors(self, tip: str | None) -> list[Layer]:
         """The layer and everything that it lies on, one by one, newest first; without what only a merged one still shows."""
-        found: list[Layer] = []
-        while tip is not None and os.path.exists(os.path.join(self.place(tip), _FILE)):
-            found.append(self.load(tip))
-            tip = found[-1].parent
-        return found
+        found: dict[str, Layer] = {}
+        while tip is not None and tip not in found and os.path.exists(os.path.join(self.place(tip), _FILE)):
+            found[tip] = self.load(tip)
+            tip = found[tip].parent
+        return list(found.values())
 
     def needed(self, tips: Iterable[str]) -> set[str]:
         """Every layer that one of these is made of."""

@@ -95,8 +95,9 @@ def _clear(path: str) -> None:
 def _copy(source: str, target: str, marks: Marks) -> None:
     """One layer. Directories get what is theirs last: a closed one could not be filled."""
     directories = [("", os.lstat(source))]
+    links: dict[tuple[int, int], str] = {}
     for path, _ in directories:  # grows
-        directories += _copy_directory(source, target, path, marks)
+        directories += _copy_directory(source, target, path, marks, links)
     for path, about in reversed(directories):
         here, there = os.path.join(source, path), os.path.join(target, path)
         if any(_is_set(here, name) for name in _OPAQUE):
@@ -108,7 +109,9 @@ def _copy(source: str, target: str, marks: Marks) -> None:
                     os.removexattr(there, name)
 
 
-def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[tuple[str, os.stat_result]]:
+def _copy_directory(
+    source: str, target: str, path: str, marks: Marks, links: dict[tuple[int, int], str]
+) -> list[tuple[str, os.stat_result]]:
     """One directory; what lies below it is returned, to be done next. What its owner closed is ours to open: it is a copy."""
     os.mkdir(os.path.join(target, path), 0o700)
     _open_up(os.path.join(source, path), os.lstat(os.path.join(source, path)), stat.S_IRWXU)
@@ -124,6 +127,11 @@ def _copy_directory(source: str, target: str, path: str, marks: Marks) -> list[t
             if stat.S_ISDIR(found.st_mode):
                 below.append((child, found))
                 continue
+            if found.st_nlink > 1:
+                first = links.setdefault((found.st_dev, found.st_ino), place)
+                if first != place and os.path.lexists(first):
+                    os.link(first, place, follow_symlinks=False)
+                    continue
             if stat.S_ISLNK(found.st_mode):
                 os.symlink(os.readlink(entry.path), place)
             elif stat.S_ISREG(found.st_mode):

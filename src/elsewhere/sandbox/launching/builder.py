@@ -42,7 +42,7 @@ from elsewhere.storage import copying, saving, trash
 
 __all__ = ["Blank", "BuildFailed", "Groups", "Kind", "blank", "filters", "landlocked", "run", "unborn"]
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0
 _INOTIFY_SHARE = 2  # of its user's watches, a sandbox without an id of its own may have one part in so many
 
 

@@ -22,7 +22,7 @@ from elsewhere.storage.state import State
 
 __all__ = ["Answer", "Engine", "connect", "socket_name", "start"]
 
-_START_S = 20.0
+_START_S = 60.0
 
 
 def connect(state_path: str, name: str) -> socket.socket | None:

@@ -169,12 +169,17 @@ def _needs(directory: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as stream:
             document = json.load(stream)
-        found = {"tip": document.get("tip"), "snapshots": document.get("snapshots", []), "base": document.get("base", {})}
-        found["running"] = document.get("state") == "running"
-        if not all(isinstance(one, dict) for one in (found["base"], *found["snapshots"])):
+        found = {
+            "tip": document.get("tip"),
+            "snapshots": document.get("snapshots", []),
+            "base": document.get("base", {}),
+            "rebasing": document.get("rebasing") or {},
+        }
+        found |= {"running": document.get("state") == "running", "rebasing": document.get("rebasing") or {}}
+        if not all(isinstance(one, dict) for one in (found["base"], found["rebasing"], *found["snapshots"])):
             raise ValueError("it says nonsense about snapshots or its base")
     except FileNotFoundError:
-        return {"tip": None, "snapshots": [], "base": {}, "running": False}
+        return {"tip": None, "snapshots": [], "base": {}, "running": False, "rebasing": {}}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Broken("sandbox_record_broken", f"the record {path!r} cannot be read: {error}") from error
     return found
