@@ -133,7 +133,7 @@ def _own_state(place: Workspace, faults: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        workspace.undisturbed()
         left = launcher.stop(place.state)
         if left:
             faults.append(f"{len(left)} processes of elsewhere did not end with their launcher and were killed")

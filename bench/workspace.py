@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from elsewhere.storage import trash
 
-__all__ = ["Workspace", "default_parent", "opened", "spread"]
+__all__ = ["Workspace", "default_parent", "opened", "spread", "undisturbed"]
 
 _GET_FLAGS, _SET_FLAGS, _TOP_OF_HIERARCHY = 0x80086601, 0x40086602, 0x00020000
 
@@ -74,11 +74,17 @@ def opened(parent: str) -> Iterator[Workspace]:
             os.makedirs(directory)
         yield place
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C would leave thousands of files behind
+        undisturbed()
         trash.remove_tree(place.root)
         if made:
             with contextlib.suppress(OSError):
                 os.rmdir(parent)
+
+
+def undisturbed() -> None:
+    """From here on everything is cleared away: an impatient second Ctrl-C would leave thousands of files behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def spread(directory: str) -> None:

@@ -343,8 +343,9 @@ def dismiss(person: Person) -> None:
 
 def leave(person: Person) -> None:
     """What one of those who share a launcher leaves to the next: nothing but the launcher, and what it learned."""
+    said = ""
     if any((person.state / "sandboxes").glob("*")):
-        person.elsewhere("rm", "--all", "--force", cwd="/")
+        said = person.elsewhere("rm", "--all", "--force", cwd="/").stderr
     left = [] if eventually(lambda: not person.commands(), 5) else person.commands()
     for pid, _ in left:
         os.kill(pid, 9)
@@ -356,7 +357,7 @@ def leave(person: Person) -> None:
         shutil.rmtree(path)
     assert not left, f"processes were left behind: {left}"
     assert not mounts, f"mounts were left behind: {mounts}"
-    assert not sandboxes, f"sandboxes were left behind: {sandboxes}"
+    assert not sandboxes, f"sandboxes were left behind: {sandboxes} {said}"
 
 
 @pytest.fixture(scope="module")

@@ -415,6 +415,36 @@ def test_a_command_that_is_asked_for_while_frozen_waits(person: Person) -> None:
         assert not content or content.endswith("\n")
 
 
+def test_commands_beside_snapshots_of_an_idle_sandbox(person: Person) -> None:
+    """One may come in the very moment in which nothing runs, and a snapshot begins: it waits, and runs."""
+    made(person)
+    loop = (
+        "n=0; while test $n -lt 12; do "
+        + shlex.join(person.command("exec", "box", "-c", "echo x >> f"))
+        + " || exit 1; n=$((n+1)); done"
+    )
+    working = [
+        subprocess.Popen(
+            ["sh", "-c", loop],
+            cwd=person.project,
+            env=person.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **person.identity(),
+        )
+        for _ in range(2)
+    ]
+    for _ in range(10):
+        done = person.elsewhere("snapshot", "box")
+        assert done.returncode == 0, done.stderr
+    for one in working:
+        _, err = one.communicate(timeout=100)
+        assert one.returncode == 0, err
+    assert shown(person, "box", "wc -l < f").strip() == "24"
+    assert {request["reason"] for request in person.json("requests", "box", "--limit", "100")["requests"]} == {"exited"}
+
+
 def test_one_that_belongs_to_a_program(person: Person) -> None:
     code = """
 import json, subprocess, sys

@@ -14,7 +14,7 @@ STACK = """
 import dataclasses, json, os, shutil, sys
 from elsewhere.linux import cgroups
 from elsewhere.linux.overlay import Overlay
-from elsewhere.sandbox import project, rungs, view
+from elsewhere.sandbox import project, rungs, standing, view
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.launching import builder, mechanisms
 from elsewhere.sandbox.keeping.spec import Spec
@@ -42,7 +42,7 @@ for number, step in enumerate(steps):
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
     make_directories(drawn, Base(), directory, rungs.ladder()[0])
-    blank = builder.blank(view.standing(whole_machine=whole), state.path, builder.Kind(whole), groups=groups(state))
+    blank = builder.blank(standing.mounts(whole_machine=whole), state.path, builder.Kind(whole), groups=groups(state))
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)
@@ -94,7 +94,7 @@ def test_one_directory_cannot_be_started_twice(person: Person) -> None:
 import os
 from elsewhere.errors import InUse
 from elsewhere.linux import cgroups
-from elsewhere.sandbox import project, rungs, view
+from elsewhere.sandbox import project, rungs, standing, view
 from elsewhere.sandbox.launching import builder, mechanisms
 from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage.state import State
@@ -105,7 +105,7 @@ host = Host.look(os.environ['HOME'], state.path)
 directory = state.room('spare') + '/twice'
 os.mkdir(directory, 0o711)
 def take(kind):
-    return builder.blank(view.standing(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups(state))
+    return builder.blank(standing.mounts(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups(state))
 first = mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)
 try:
     mechanisms.raise_sandbox(rung, Subject(host, here), state, directory, take)

@@ -293,12 +293,14 @@ def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False,
 
 def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitStack, *, end: bool, returning: bool) -> None:
     found, stacks = held.found, rungs.named(held.found.mechanism).stacks
+    own = 1 if box is None or box.owned else 2
     reached = line.connect(state.sandbox(found.id))
     if reached is None or end:
         if reached is not None:
             reached.close()
         ending.end_keeper(state, found, 2.0 if end else 0.0)
-    elif reached.rest() if stacks else returning and ending.end_keeper(state, found, 0.0, if_idle=True):
+        truth.end_earlier_life(state, found.id)
+    elif reached.rest(own, alone=not returning) if stacks else returning and ending.end_keeper(state, found, 0.0, if_idle=True):
         reached.close()
     else:
         stack.enter_context(reached)

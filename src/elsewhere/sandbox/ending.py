@@ -53,7 +53,7 @@ def end_keeper(state: State, found: Record, grace: float, *, if_idle: bool = Fal
                 saving.check_room(memory, directory)  # afterwards there would be no way back
             if not if_idle:
                 reached.finish(grace)
-            elif not reached.rest():
+            elif not reached.rest(alone=False):
                 return False
             if memory is not None:
                 saving.save_layers(f"/proc/self/fd/{memory}/upper", os.path.join(directory, "upper"))

@@ -40,24 +40,22 @@ from elsewhere.linux.mounts import (
     Clone,
     Cover,
     Device,
-    Devices,
     Directory,
     File,
-    Fresh,
     Handed,
     Link,
     Operation,
     Own,
     Plan,
-    ReadOnly,
     Shared,
 )
 from elsewhere.linux.overlay import Overlay
 from elsewhere.paths import is_within, outermost
-from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains
+from elsewhere.sandbox import additions, hidden, outline, seeds, standing, toolchains
 from elsewhere.sandbox.confinement import Confinement, Share
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
+from elsewhere.sandbox.sockets import REPLACED, host_sockets
 
 __all__ = [
     "USER_ROOT",
@@ -68,39 +66,12 @@ __all__ = [
     "View",
     "draw",
     "empty_plan",
-    "fingerprint",
-    "standing",
-    "standing_stamp",
 ]
 
-_REPLACED = ("/proc", "/sys", "/dev", "/run", "/tmp")
 _KERNELS_OWN = frozenset(
     """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
     hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
 )
-_PROC_MASKED = (
-    "kcore",
-    "keys",
-    "key-users",
-    "kallsyms",
-    "timer_list",
-    "timer_stats",
-    "sysrq-trigger",
-    "kmsg",
-    "sched_debug",
-    "latency_stats",
-)
-_PROC_MASKED_DIRECTORIES = ("acpi", "asound", "scsi")
-_PROC_READ_ONLY = ("bus", "fs", "irq", "sys")  # the host's root could write there without any capability
-_SYS_MASKED_DIRECTORIES = ("firmware", "kernel/security", "kernel/debug", "devices/virtual/powercap")
-_HOST_SYS_MASKED_DIRECTORIES = (
-    "fs/bpf",
-    "fs/cgroup",
-    "fs/pstore",
-    "kernel/config",
-    "kernel/tracing",
-)  # mounts, in a fresh one empty
-_SHM_SIZE = "50%"
 _PLAIN = Confinement()
 
 USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, recursive=True)
@@ -180,59 +151,6 @@ def draw(subject: Subject, *, whole_machine: bool, redirects: bool = True, overl
     return drawing.machine() if whole_machine else drawing.user()
 
 
-def standing(*, whole_machine: bool) -> tuple[Operation, ...]:
-    """The same for every sandbox of a host, so made ahead of time."""
-    owner = FIRST_ID if whole_machine else None
-    ids = (("uid", str(FIRST_ID)), ("gid", str(FIRST_ID))) if whole_machine else ()
-    quiet = sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV
-    tty_group = (("gid", str(FIRST_ID + 5)),) if whole_machine else ()
-    operations: list[Operation] = [Handed("/proc", "proc", "fresh proc")]
-    operations += [Cover(f"/proc/{name}", directory=False) for name in _PROC_MASKED]
-    operations += [Cover(f"/proc/{name}", directory=True) for name in _PROC_MASKED_DIRECTORIES]
-    operations += [ReadOnly(f"/proc/{name}") for name in _PROC_READ_ONLY]
-    if whole_machine:
-        operations.append(Fresh("/sys", "sysfs", attributes=quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY))
-        operations += [Cover(f"/sys/{name}", directory=True) for name in _SYS_MASKED_DIRECTORIES]
-    else:
-        operations.append(Clone("/sys", "/sys", quiet | sys_.MOUNT_ATTR_NOEXEC | sys_.MOUNT_ATTR_RDONLY, recursive=True))
-        masked = (*_SYS_MASKED_DIRECTORIES, *_HOST_SYS_MASKED_DIRECTORIES)
-        operations += [Cover(f"/sys/{name}", directory=True) for name in masked]
-    operations += [
-        Devices("/dev", owner),
-        Fresh(
-            "/dev/pts",
-            "devpts",
-            (("ptmxmode", "0666"), ("mode", "0620"), *tty_group),
-            sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NOEXEC,
-        ),
-        Fresh("/dev/shm", "tmpfs", (("mode", "1777"), ("size", _SHM_SIZE), *ids), quiet),
-        Fresh("/dev/mqueue", "mqueue", (), quiet | sys_.MOUNT_ATTR_NOEXEC),
-        _run(ids, quiet),
-    ]
-    return tuple(operations)
-
-
-def _run(ids: tuple[tuple[str, str], ...], attributes: int) -> Fresh:
-    """A fresh /run with what programs look for there: lock, the links at its top, and what resolv.conf leads to."""
-    links, files, directories = [], [], [("lock", 0o1777)]
-    with contextlib.suppress(OSError), os.scandir("/run") as entries:
-        links = [(entry.name, os.readlink(entry.path)) for entry in entries if entry.is_symlink()]
-    resolver = os.path.realpath("/etc/resolv.conf")
-    if resolver.startswith("/run/"):
-        with contextlib.suppress(OSError), open(resolver, "rb") as stream:
-            files.append((resolver[len("/run/") :], stream.read(1 << 16)))
-            directories.append((os.path.dirname(files[0][0]), 0o755))
-    return Fresh(
-        "/run",
-        "tmpfs",
-        (("mode", "755"), ("size", "25%"), *ids),
-        attributes,
-        tuple(directories),
-        tuple(links),
-        tuple(files),
-    )
-
-
 class _Drawing:
     def __init__(self, subject: Subject, *, idmapped: bool, redirects: bool, overlay: bool) -> None:
         host, project = subject.host, subject.project
@@ -280,16 +198,16 @@ class _Drawing:
                     operations.append(operation)
         # What is shown as it is shows its sockets, too, and a read-only mount does not keep anybody from connecting.
         cloned = [one.target for one in operations if isinstance(one, Clone | Shared)]
-        sockets = [path for path in _sockets(_REPLACED) if any(is_within(path, place) for place in cloned)]
+        sockets = [path for path in host_sockets(REPLACED) if any(is_within(path, place) for place in cloned)]
         operations += [Cover(path, directory=False) for path in sockets]
-        return self._finished(root, [*operations, *self._pinned()], standing(whole_machine=True))
+        return self._finished(root, [*operations, *self._pinned()], standing.mounts(whole_machine=True))
 
     def _classify(self, mount: Mount, islands: list[str]) -> Operation | None:
         """What becomes of one mount of the host in the machine plan."""
         if _replaced(mount.target) and not any(is_within(mount.target, island) for island in islands):
             return (
                 None
-                if mount.target in _REPLACED or mount.target.startswith("/dev/")
+                if mount.target in REPLACED or mount.target.startswith("/dev/")
                 else Absent(mount.target, "its directory is fresh")
             )
         if mount.kind == "autofs":
@@ -359,12 +277,12 @@ class _Drawing:
         cloned = [one.target for one in operations if isinstance(one, Clone | Shared)]
         sockets = [
             path
-            for path in _sockets((*_REPLACED, "/var/tmp"))
+            for path in host_sockets((*REPLACED, "/var/tmp"))
             if not any(is_within(path, layer.at) for layer in self._layers) or any(is_within(path, place) for place in cloned)
         ]
         sockets += [mount.target for mount in self._mounts if mount.target not in sockets and _is_socket(mount.target)]
         operations += [Cover(path, directory=False) for path in sockets if self._is_shown(path)]
-        return self._finished(USER_ROOT, operations, standing(whole_machine=False))
+        return self._finished(USER_ROOT, operations, standing.mounts(whole_machine=False))
 
     def _free_of_mounts(self, place: str) -> list[str]:
         """The kernel refuses a lower with mounts below it to an ordinary user: go down to the directories that have none."""
@@ -546,61 +464,6 @@ def _contains_the_system(place: str) -> bool:
     return place == "/var" or (outline.is_system(place) and place.count("/") == 1)
 
 
-def _sockets(unreachable: tuple[str, ...]) -> list[str]:
-    """Sockets of the host that a read-only mount would still let a command connect to."""
-    paths = set()
-    with contextlib.suppress(OSError), open("/proc/net/unix", "rb") as table:
-        for line in table:
-            words = line.rstrip(b"\n").split(None, 7)  # columns are padded
-            if len(words) == 8 and words[7].startswith(b"/"):
-                paths.add(os.path.realpath(os.fsdecode(words[7])))
-    visible = []
-    for path in paths:
-        if not any(is_within(path, place) for place in unreachable):
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(os.lstat(path).st_mode):
-                    visible.append(path)
-    return sorted(visible)
-
-
-def standing_stamp() -> tuple[object, ...]:
-    """Changes whenever the standing mounts would be made differently: what the resolver is goes into /run."""
-    return tuple(_stamp(path) for path in ("/etc/resolv.conf", os.path.realpath("/etc/resolv.conf")))
-
-
-def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
-    """Changes whenever a view drawn earlier would not be drawn like that any more; mounts are watched separately."""
-    host, project = subject.host, subject.project
-    seen: list[object] = [_stamp(path) for path in hidden.watched(host.home, project.path, subject.confinement.hide)]
-    seen += [*(_stamp(path) for path in seeds.ACCOUNTS), *standing_stamp()]
-    for path in (project.path, project.git, host.home, "/"):
-        found = None if path is None else _stat(path)
-        seen.append(found and (found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid))
-    if not whole_machine:
-        places = (project.path, host.home)
-        below = any(mount.target.startswith(f"{place}/") for mount in host.mounts for place in places)
-        seen += _sockets((*_REPLACED, "/var/tmp", *(() if below else places)))
-    if subject.confinement != _PLAIN:
-        seen += _asked_for(subject)
-    return tuple(seen)
-
-
-def _asked_for(subject: Subject) -> list[object]:
-    """What a view depends on beyond what every view does."""
-    confinement = subject.confinement
-    places = [share.path for share in additions.shares(confinement)]
-    if confinement.view == "project":
-        places += toolchains.places(confinement, subject.host.home, subject.host.state, subject.project)
-    seen: list[object] = [path for path in _sockets(_REPLACED) if any(is_within(path, place) for place in places)]
-    if confinement.view == "project":
-        places += outline.PACKAGES
-        seen.append(_stamp("/var"))
-    for path in (*places, *additions.nodes(confinement)):
-        found = _stat(path)
-        seen.append((path, found and (found.st_dev, found.st_ino, found.st_mode, found.st_rdev)))
-    return seen
-
-
 def _stat(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
@@ -613,17 +476,12 @@ def _is_socket(path: str) -> bool:
     return found is not None and (stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode))
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    found = _stat(path)
-    return found and (found.st_dev, found.st_ino, found.st_mtime_ns)
-
-
 def _top(path: str) -> str:
     return "/" + path.split("/", 2)[1]
 
 
 def _replaced(path: str) -> bool:
-    return any(is_within(path, place) for place in _REPLACED)
+    return any(is_within(path, place) for place in REPLACED)
 
 
 def _attributes(mount: Mount) -> int:

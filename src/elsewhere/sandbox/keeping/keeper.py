@@ -23,7 +23,9 @@ answer must not trust it.
     expire SECONDS|None          -                                "done"
     root, layers                 -                                the same word with a descriptor | "refused ERRNO"
     finish SECONDS               -                                "done", when the grace begins
-    rest                         -                                "done", and the end; "refused EBUSY" if anything runs
+    rest COUNT|None              -                                "done", and the end; "refused EBUSY" if anything runs; "refused
+                                                                  EAGAIN" if more than COUNT have a connection to us, since
+                                                                  one of them may be about to start something
     freeze                       -                                "frozen COUNT": until thawed, or the asker is gone, nothing
                                                                   that runs goes on, and nothing is started
     thaw                         -                                "done"
@@ -297,7 +299,10 @@ class Keeper:
         elif word == "finish":
             peer.send(b"done")
             self._close("killed", message[1])
-        elif word == "rest" and not self._anybody() and self._closing is None:
+        elif word == "rest" and self._is_at_rest():
+            if message[1] is not None and self._connected() > message[1]:
+                peer.send(b"refused %d" % errno.EAGAIN)
+                return
             peer.send(b"done")
             self._finish(0)
         elif word == "freeze" and self._frozen is None:
@@ -309,6 +314,24 @@ class Keeper:
             peer.send(b"done")
         else:
             peer.send(b"refused %d" % errno.ENOSYS)
+
+    def _is_at_rest(self) -> bool:
+        self._reap()  # what has ended but was not seen yet: its end is to be told before ours
+        return not self._commands and not self._anybody() and self._closing is None
+
+    def _connected(self) -> int:
+        """How many can give us orders, without those who are gone and with those who were not let in yet."""
+        while self._listener is not None and select.select([self._listener], [], [], 0)[0]:
+            self._accept()
+        gone = 0
+        for peer in self._peers.values():
+            try:
+                gone += not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                gone += 1
+        return len(self._peers) - gone
 
     def _freeze(self, asker: socket.socket) -> bytes:
         since = time.monotonic()

@@ -22,7 +22,7 @@ from typing import NoReturn
 import elsewhere
 from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.mounts import Operation
-from elsewhere.sandbox import view
+from elsewhere.sandbox import standing
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.keeper import Keeper
 from elsewhere.sandbox.launching import builder
@@ -87,7 +87,7 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
     orders = socket.socket(fileno=_ORDERS)
     programs: dict[bool, Filters] = {False: builder.filters()}
-    standing: dict[bool, tuple[object, tuple[Operation, ...]]] = {}
+    made: dict[bool, tuple[object, tuple[Operation, ...]]] = {}
     host = cgroups.look()
     _warm_up()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -99,9 +99,9 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
         while True:
             (_, about, group), fds = wire.receive(orders)
             kind = Kind(*about)
-            stamp = view.standing_stamp()
-            if standing.get(kind.whole_machine, (None,))[0] != stamp:
-                standing[kind.whole_machine] = (stamp, view.standing(whole_machine=kind.whole_machine))
+            stamp = standing.stamp()
+            if made.get(kind.whole_machine, (None,))[0] != stamp:
+                made[kind.whole_machine] = (stamp, standing.mounts(whole_machine=kind.whole_machine))
             if kind.nested not in programs:
                 programs[kind.nested] = builder.filters(nested=kind.nested)
             if os.fork() == 0:
@@ -109,7 +109,7 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     close_all_but(fds)
                     ends = [socket.socket(fileno=fd) for fd in fds]
-                    operations, filters = standing[kind.whole_machine][1], programs[kind.nested]
+                    operations, filters = made[kind.whole_machine][1], programs[kind.nested]
                     builder.run(ends[0], ends[1], operations, state_path, kind, filters, Groups(host, group), None)
                 finally:
                     os._exit(1)

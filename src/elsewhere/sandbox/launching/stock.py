@@ -13,7 +13,8 @@ import os
 import time
 from dataclasses import dataclass
 
-from elsewhere.sandbox import view
+from elsewhere.sandbox import standing
+from elsewhere.sandbox.fingerprint import fingerprint
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching import mechanisms
 from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Kind
@@ -57,7 +58,7 @@ class Stock:
         """A sandbox in a directory of its own in spare/: from stock if one fits, else made now."""
         if not mechanism.pooled or mechanism.memory or subject.disk:
             return self._make(mechanism, subject)
-        wish = _Wish(mechanism, subject, view.fingerprint(subject, whole_machine=mechanism.whole_machine))
+        wish = _Wish(mechanism, subject, fingerprint(subject, whole_machine=mechanism.whole_machine))
         self._wish = wish
         self._rest()
         while self._raised:
@@ -110,10 +111,10 @@ class Stock:
         return directory
 
     def _take(self, kind: Kind) -> Blank:
-        standing = view.standing_stamp()
-        if kind != self._kind or standing != self._standing:
+        stamp = standing.stamp()
+        if kind != self._kind or stamp != self._standing:
             self._drop_blanks()
-            self._kind, self._standing = kind, standing
+            self._kind, self._standing = kind, stamp
         blank = self._blanks.pop(0) if self._blanks else self._make_blank(kind)
         try:
             blank.ready()

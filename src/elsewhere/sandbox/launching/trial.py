@@ -8,7 +8,7 @@ import os
 import signal
 
 from elsewhere.linux import cgroups, syscalls
-from elsewhere.sandbox import view
+from elsewhere.sandbox import standing
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching import builder, mechanisms
@@ -29,8 +29,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
     os.mkdir(directory, 0o755 if os.geteuid() == 0 else 0o700)
 
     def take(kind: Kind) -> Blank:
-        standing = view.standing(whole_machine=kind.whole_machine)
-        return builder.blank(standing, state.path, kind, groups=mechanisms.groups(state))
+        return builder.blank(standing.mounts(whole_machine=kind.whole_machine), state.path, kind, groups=mechanisms.groups(state))
 
     raised = None
     try:
