@@ -33,11 +33,13 @@ check: setup
 test: setup packages check
 	$(BIN)/pytest -m "not slow" --numprocesses $(WORKERS) --dist worksteal
 
+# The emulated machine needs all processors for itself.
 test-all: setup packages
-	$(BIN)/pytest -m slow --timeout 1200
+	$(BIN)/pytest -m slow --ignore tests/vm --numprocesses $(WORKERS) --dist worksteal --timeout 1200
+	$(BIN)/pytest tests/vm
 
 test-vm: setup packages
-	$(BIN)/pytest tests/vm --timeout 1800
+	$(BIN)/pytest tests/vm
 
 bench: setup packages
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench

@@ -94,7 +94,7 @@ def loops_of(person: Person) -> list[str]:
             backing = path.read_text()
         except OSError:
             continue
-        if str(person.place) in backing:
+        if str(person.state) in backing:
             found.append(f"{path.parent.parent.name}: {backing.strip()}")
     return found
 

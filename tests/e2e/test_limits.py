@@ -14,6 +14,8 @@ import pytest
 from conftest import Person, eventually, plain
 from limited import MEMORY, archived, groups_of, held, hog, leaves_nothing, limit, loops_of, start
 
+pytestmark = pytest.mark.one_launcher
+
 FORKS = "for i in $(seq 60); do sleep 3 & done; echo all; exit 0"
 BURN = "import time; end = time.monotonic() + {wall}\nwhile time.monotonic() < end: pass"
 

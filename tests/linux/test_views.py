@@ -19,6 +19,8 @@ from test_ladder import Elsewhere, needs_fuse, needs_landlock, needs_root
 
 from conftest import Person, tree
 
+pytestmark = pytest.mark.one_launcher
+
 SECRET = "what-nobody-inside-may-know"
 PYTHON = "/usr/bin/python3"
 LOOK = """

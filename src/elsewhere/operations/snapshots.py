@@ -184,9 +184,7 @@ def _try_child(state: State, held: Held, layer: str | None, origin: dict[str, An
     except ElsewhereError as error:
         return error
     except OSError as error:
-        return StateError(
-            "not_forked", f"the fork could not be made: {error.strerror}", hint="free some space, and try again"
-        )
+        return StateError("not_forked", f"the fork could not be made: {error.strerror}", hint="free some space, and try again")
 
 
 def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], name: str | None) -> Record:
@@ -284,7 +282,9 @@ def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False,
                 yield held
         finally:
             if rested:
-                _run_again(state, found, box, lock)
+                # What was asked for is done, or failed for a reason of its own; whoever needs it to run is told why it cannot.
+                with contextlib.suppress(*(() if box is not None else (ElsewhereError, OSError))):
+                    _run_again(state, found, box, lock)
                 if group is not None:
                     cgroups.remove(Group(*group))
             elif found.tip is not None:

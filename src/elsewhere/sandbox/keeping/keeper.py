@@ -324,11 +324,9 @@ class Keeper:
         while self._listener is not None and select.select([self._listener], [], [], 0)[0]:
             self._accept()
         gone = 0
-        for peer in self._peers.values():
+        for peer in select.select(list(self._peers.values()), [], [], 0)[0]:
             try:
-                gone += not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
+                gone += not peer.recv(1, socket.MSG_PEEK)
             except OSError:
                 gone += 1
         return len(self._peers) - gone

@@ -28,6 +28,7 @@ __all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "Usage", "bind", "connect", 
 _FILE = "keeper"
 _PATIENCE_S = 10.0
 _OPENING_S = 10.0
+_LEAVING_S = 0.25
 _MOST_PROCESSES = 100_000
 
 
