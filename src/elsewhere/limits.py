@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from elsewhere import units
 from elsewhere.errors import UsageError
 
-__all__ = ["DEFAULTS", "NAMES", "UNTRUSTED", "Limits", "parse"]
+__all__ = ["DEFAULTS", "LIVING", "NAMES", "UNTRUSTED", "Limits", "parse"]
 
 _LEAST_MEMORY = 16 << 20
 _LEAST_DISK = 8 << 20
@@ -47,18 +47,16 @@ class Limits:
         """Those that are limited, as numbers."""
         return {name: getattr(self, name) for name in NAMES if getattr(self, name) is not None}
 
-    def over(self, below: "Limits") -> "Limits":
-        """What is not limited here is limited as it is there."""
-        return replace(below, **self.given())  # type: ignore[arg-type]  # each is of its own kind
-
 
 def parse(name: str, value: object) -> int | float:
     """One limit as a number; an error names the value and what was expected."""
+    if units.is_huge(value):
+        raise _bad(name, value, "it is too large")
     return _PARSERS[name](name, value)
 
 
 def _memory(name: str, value: object) -> int:
-    text = str(value).strip()
+    text = value.strip() if isinstance(value, str) else ""
     if text.endswith("%"):
         share = _number(name, text[:-1], "write a size such as 512M, or a share of the machine's memory such as 50%")
         if not 0 < share <= 100:
@@ -127,7 +125,7 @@ def _number(name: str, value: object, hint: str) -> float:
 
 
 def _bad(name: str, value: object, hint: str) -> UsageError:
-    return UsageError("bad_limit", f"{value!r} is no limit for {name}", hint=hint)
+    return UsageError("bad_limit", f"{units.brief(value)} is no limit for {name}", hint=hint)
 
 
 _PARSERS: dict[str, Callable[[str, object], int | float]] = {
@@ -141,5 +139,6 @@ _PARSERS: dict[str, Callable[[str, object], int | float]] = {
     "idle": _duration,
 }
 NAMES = tuple(item.name for item in fields(Limits))
-DEFAULTS = Limits(memory="80%", pids=4096, disk="20G")  # and ttl 24h for what is created to stay
+DEFAULTS = Limits(memory="80%", pids=4096, disk="20G")
+LIVING = replace(DEFAULTS, ttl="24h")  # of what is created to stay
 UNTRUSTED = Limits(memory="2G", cpus=1, pids=256, disk="2G", open_files=1024, timeout="10m", ttl="1h")

@@ -13,7 +13,6 @@ Not here: where the files lie and whether one is trusted (`operations/settings.p
 
 import difflib
 import os
-import reprlib
 import resource
 import stat
 import tomllib
@@ -49,6 +48,7 @@ FILE = "elsewhere.toml"
 SOURCES = ("default", "user", "project", "environment", "command line")
 _LARGEST = 64 << 10
 _LONGEST_LINE = 4096  # a key of thousands of parts would keep the parser busy for minutes
+_LONGEST_LIST = 256  # each place costs whoever waits for the sandbox
 _UNAVAILABLE = ("docker", "podman", "macos-container", "seatbelt", "none")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -173,7 +173,7 @@ _TIGHT = {
     "sandbox.network": "none",
     **{f"limits.{name}": value for name, value in limits.UNTRUSTED.given().items()},
 }
-_LIMITED = {**limits.DEFAULTS.given(), "ttl": 24 * 3600.0}
+_LIMITED = limits.LIVING.given()
 
 
 # -- where they come from -------------------------------------------------------------------------------------------------------
@@ -236,6 +236,8 @@ def parse(path: str, content: bytes, base: str, *, project: bool) -> dict[str, A
                     f"{path}: {key.dotted} is about the whole machine, not about a project",
                     hint=f"write it into {user_file()}",
                 )
+            if isinstance(value, list) and len(value) > _LONGEST_LIST:
+                raise _bad_file(path, f"{key.dotted} has {len(value)} entries, more than {_LONGEST_LIST}", "name directories")
             found[key.dotted] = _parsed(key, value, f"{path}: {key.dotted}", base)
     return found
 
@@ -260,11 +262,11 @@ def from_given(given: Mapping[str, object]) -> dict[str, Any]:
             raise unknown(name, KEYS)
         key, option = KEYS[name], f"--{KEYS[name].name.replace('_', '-')}"
         try:
-            found[name] = _PARSERS[key.kind](key, list(value) if isinstance(value, tuple) else value, "")
+            found[name] = _understood(key, list(value) if isinstance(value, tuple) else value, "")
         except _Wrong as wrong:
             example = key.example.strip("[]").split(",")[0].strip('"')
             raise UsageError(
-                "bad_option", f"{option} {_shortened.repr(value)} {wrong}", hint=f"for example: {option} {example}"
+                "bad_option", f"{option} {units.brief(value)} {wrong}", hint=f"for example: {option} {example}"
             ) from None
     return found
 
@@ -301,17 +303,19 @@ class _Wrong(Exception):
     """What is wrong with a value, for whoever knows where it stands."""
 
 
-_shortened = reprlib.Repr()
-_shortened.maxstring = _shortened.maxother = 200
-
-
 def _parsed(key: Key, value: object, where: str, base: str) -> Any:
     try:
-        return _PARSERS[key.kind](key, value, base)
+        return _understood(key, value, base)
     except _Wrong as wrong:
         raise UsageError(
-            "bad_settings", f"{where} = {_shortened.repr(value)} {wrong}", hint=f"for example: {key.name} = {key.example}"
+            "bad_settings", f"{where} = {units.brief(value)} {wrong}", hint=f"for example: {key.name} = {key.example}"
         ) from None
+
+
+def _understood(key: Key, value: object, base: str) -> Any:
+    if units.is_huge(value):
+        raise _Wrong("is too large a number")
+    return _PARSERS[key.kind](key, value, base)
 
 
 def _from_text(key: Key, text: str) -> object:
@@ -348,8 +352,6 @@ def _limited(key: Key, value: object, _base: str) -> int | float:
         return limits.parse(key.name, value)
     except UsageError as error:
         raise _Wrong(f"is no limit for {key.name}: {error.hint}") from None
-    except OverflowError:
-        raise _Wrong(f"is no limit for {key.name}: it is too large") from None
 
 
 def _count(_key: Key, value: object, _base: str) -> int:

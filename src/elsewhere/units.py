@@ -1,12 +1,33 @@
 """Human sizes and durations: `512M`, `2G`, `30s`, `15m`. Parsing names the offending value; formatting is for people."""
 
+import reprlib
+
 from elsewhere.errors import UsageError
 
-__all__ = ["count", "duration", "format_duration", "format_size", "size"]
+__all__ = ["brief", "count", "duration", "format_duration", "format_size", "is_huge", "size"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _BYTES = {"": 1, "B": 1, **{letter + end: count for letter, count in _POWERS.items() for end in ("", "B", "IB")}}
+
+
+def is_huge(value: object) -> bool:
+    """Whether it is a whole number of more than 64 bits: no setting has one, and of some Python refuses to write the digits."""
+    return isinstance(value, int) and not -1 << 63 <= value < 1 << 63
+
+
+class _Brief(reprlib.Repr):
+    def repr_int(self, value: int, level: int) -> str:
+        return f"<a number of {value.bit_length()} bits>" if is_huge(value) else super().repr_int(value, level)
+
+
+_brief = _Brief()
+_brief.maxstring = _brief.maxother = 200
+
+
+def brief(value: object) -> str:
+    """A value of whatever kind and size, as a message shows it."""
+    return _brief.repr(value)
 
 
 def duration(value: str | int | float) -> float:
@@ -41,14 +62,14 @@ def _parse_duration(text: str) -> float:
 def _bad_duration(value: object) -> UsageError:
     return UsageError(
         "bad_duration",
-        f"{value!r} is not a duration",
+        f"{brief(value)} is not a duration",
         hint="write a positive number with ms, s, m, h or d, such as 90s, 15m or 1h30m",
     )
 
 
 def size(value: str | int) -> int:
     """Bytes. `K M G T` are powers of 1,024; a trailing `B` or `iB` is accepted."""
-    text = str(value).strip().upper()
+    text = "" if is_huge(value) else str(value).strip().upper()
     number = text[: len(text) - len(text.lstrip("0123456789."))]
     unit = text[len(number) :].strip()
     try:
@@ -57,7 +78,7 @@ def size(value: str | int) -> int:
     except (ValueError, KeyError, OverflowError):
         result = -1
     if result < 0:
-        raise UsageError("bad_size", f"{value!r} is not a size", hint="write a number with K, M, G or T, such as 512M or 2G")
+        raise UsageError("bad_size", f"{brief(value)} is not a size", hint="write a number with K, M, G or T, such as 512M or 2G")
     return result
 
 

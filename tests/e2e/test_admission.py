@@ -217,3 +217,33 @@ def test_a_small_disk_is_never_filled(person: Person) -> None:
     assert len(listing["sandboxes"]) == 1, "what it wrote is kept, as was asked for"
     assert "command" in after or after["error"]["code"] == "disk_reserve"
     assert int(lines[4]) > 8 << 20
+
+
+def test_one_file_cannot_take_all_that_is_free(person: Person) -> None:
+    """It is refused before anything is written: to end somebody for it would be too late."""
+    needs_root()
+    person.extra["ELSEWHERE_ADMISSION_DISK_RESERVE"] = "60M"
+    host = Elsewhere(person, "--tmpfs", str(person.state), "--tmpfs-size", "200m")
+    done = host.script("e run --json --keep -c 'fallocate -l 160000000 big && sleep 5; exit 6' || true; e run --json -- true")
+    refused, after = map(json.loads, done.stdout.splitlines())
+    assert (refused["command"]["reason"], refused["command"]["exit_code"]) == ("exited", 6), refused["command"]
+    assert after["command"]["exit_code"] == 0, "there is still room"
+
+
+def test_more_commands_than_a_keeper_can_hold_are_refused(person: Person) -> None:
+    """It has as many descriptors as whoever started the launcher, and needs two for each command."""
+    words = person.command("create", "--name", "box")
+    person.shell("sh", "-c", 'ulimit -n 128; exec "$@"', "sh", *words, cwd=person.project)
+    keeper = person.json("inspect", "box")["sandbox"]["keeper"]["pid"]
+    number, document = 0, person.json("exec", "-d", "box", "--", "sleep", "1000")
+    while "error" not in document and number < 64:
+        number, document = number + 1, person.json("exec", "-d", "box", "--", "sleep", "1000")
+    assert document["error"]["code"] == "commands_reached", document
+    assert number > 8
+    shown = person.json("ps", "box")["processes"]
+    assert len(shown) == number
+    assert person.json("exec", "box", "--", "true")["error"]["code"] == "commands_reached"
+    assert person.elsewhere("kill", "box", str(shown[0]["pid"]), "-s", "KILL").returncode == 0
+    assert eventually(lambda: len(person.json("ps", "box")["processes"]) == number - 1)
+    assert person.json("exec", "box", "--", "true")["command"]["exit_code"] == 0
+    assert person.json("inspect", "box")["sandbox"]["keeper"]["pid"] == keeper

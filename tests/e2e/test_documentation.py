@@ -365,7 +365,9 @@ def test_the_fields_of_every_document_are_documented_and_no_others(user: Person)
     assert set(every_field(user.json("df"), set())) == said["elsewhere df"]
     assert set(every_field(user.json("janitor"), set())) == said["elsewhere janitor"]
     assert set(every_field(user.json("drift", "fix"), set())) == said["elsewhere drift"]
-    assert set(every_field(user.json("refresh", "--dry-run", "fix"), {"sandbox", "refresh.conflicts"})) == said["elsewhere refresh"]
+    assert (
+        set(every_field(user.json("refresh", "--dry-run", "fix"), {"sandbox", "refresh.conflicts"})) == said["elsewhere refresh"]
+    )
     assert set(every_field(user.json("rm", "--force", "fix", ran["sandbox"]["id"], "no-such"), set())) == said["elsewhere rm"]
     (user.home / "new").mkdir()
     user.own(user.home)

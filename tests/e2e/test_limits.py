@@ -107,11 +107,24 @@ def test_a_sandbox_survives_the_memory_kill_of_a_command(person: Person) -> None
 
 
 def test_files_in_memory_are_memory(person: Person) -> None:
+    for place in ("/dev/shm", "/run"):
+        words = (*limit(person, memory="64M"), "-c", f"head -c 200000000 /dev/zero > {place}/x; sleep 30; exit 9")
+        assert person.json("run", "--discard", *words)["command"]["reason"] == "memory", place
+
+
+def test_a_group_full_of_files_does_not_cost_the_keeper_its_life(person: Person) -> None:
+    """They belong to no process, so that the largest one is the keeper, wherever it is counted as well."""
     if "memory" not in held(person):
         pytest.skip("nothing holds memory for this person")
-    for place in ("/dev/shm", "/run"):
-        words = ("--memory", "64M", "-c", f"head -c 200000000 /dev/zero > {place}/x; exit 9")
-        assert person.json("run", "--discard", *words)["command"]["reason"] == "memory", place
+    person.json("create", "--name", "box", "--memory", "32M")
+    keeper = person.json("inspect", "box")["sandbox"]["keeper"]["pid"]
+    assert inside(person, "sh", "-c", "exec head -c 1G /dev/zero > /dev/shm/x")["reason"] == "memory"
+    for _ in range(3):
+        person.json("exec", "box", "--", person.python, "-I", "-S", "-c", "pass")  # which may well be killed
+        box = person.json("inspect", "box")["sandbox"]
+        assert (box["state"], box["keeper"]["pid"]) == ("running", keeper)
+    person.json("stop", "box")
+    assert inside(person, "echo", "fine")["stdout"] == "fine\n"
 
 
 def test_all_processes_of_a_sandbox_are_counted_together(person: Person) -> None:
@@ -286,7 +299,49 @@ def test_descriptors_are_limited(person: Person) -> None:
     assert run(person, "--", person.python, "-I", "-S", "-c", line, code=0)["command"]["reason"] == "exited"
 
 
+def test_few_descriptors_are_the_commands_and_not_its_keepers(person: Person) -> None:
+    person.json("create", "--name", "box", "--open-files", "16")
+    keeper = person.json("inspect", "box")["sandbox"]["keeper"]["pid"]
+    for number in range(12):
+        assert "command" in person.json("exec", "-d", "box", "--", "sleep", "1000"), number
+    assert inside(person, "sh", "-c", "ulimit -n; ulimit -Hn")["stdout"] == "16\n16\n"
+    assert len(person.json("ps", "box")["processes"]) == 12
+    assert person.json("inspect", "box")["sandbox"]["keeper"]["pid"] == keeper
+    assert run(person, "--open-files", "16", "--", "true", code=0)["command"]["reason"] == "exited"
+
+
+def test_a_start_under_few_descriptors_is_refused_like_any_other(person: Person) -> None:
+    person.json("create", "--name", "box", "--open-files", "16")
+    for words, code in ((["/no/such/program"], 127), (["/etc/passwd"], 126)):
+        done = person.elsewhere("exec", "box", "--", *words)
+        assert done.returncode == code, done.stderr
+    (person.project / "plain").write_text("echo by the shell\n")
+    (person.project / "plain").chmod(0o755)
+    assert person.elsewhere("run", "--open-files", "16", "--", "./plain").stdout == "by the shell\n"
+    assert person.json("ps", "box")["processes"] == []
+
+
 # -- time ---
+
+
+def test_a_program_that_hides_ends_with_its_time(person: Person) -> None:
+    """Its own session, no parent but the keeper, and an environment that says nothing."""
+    hide = (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork(): os.execve('/bin/sh', ['sh', '-c', 'trap \"\" TERM; : > hidden; exec sleep 1000'], {})\n"
+        "    os._exit(0)\n"
+        "time.sleep(1000)"
+    )
+    person.json("create", "--name", "box")
+    person.json("exec", "box", "--", "sh", "-c", "sleep 2000 & exit 0")
+    assert [one["command"] for one in person.json("ps", "box")["processes"]] == ["sleep 2000"]
+    started = start(person, "exec", "--json", "--timeout", "5s", "box", "--", person.python, "-I", "-S", "-c", hide)
+    assert eventually(lambda: "sleep 1000" in [one["command"] for one in person.json("ps", "box")["processes"]], 5)
+    command = json.loads(started.communicate(timeout=60)[0])["command"]
+    assert (command["reason"], command["exit_code"]) == ("timeout", 124)
+    assert [one["command"] for one in person.json("ps", "box")["processes"]] == ["sleep 2000"], "what was there before stays"
 
 
 def test_the_shorter_of_two_timeouts_wins(person: Person) -> None:
@@ -298,6 +353,17 @@ def test_the_shorter_of_two_timeouts_wins(person: Person) -> None:
     command = person.json("exec", "--timeout", "500ms", "patient", "--", "sleep", "60")["command"]
     assert (command["reason"], command["exit_code"]) == ("timeout", 124)
     assert inside(person, "echo", "fine")["stdout"] == "fine\n"
+
+
+def test_the_command_line_is_stronger_than_a_weaker_sources_timeout(person: Person) -> None:
+    weak = {**person.environment(), "ELSEWHERE_TIMEOUT": "300ms"}
+    for options, reason in (([], "timeout"), (["--timeout", "1h"], "exited"), (["--untrusted", "--timeout", "1h"], "exited")):
+        done = person.elsewhere("run", "--json", "--keep", *options, "--", "sleep", "1", env=weak)
+        document = json.loads(done.stdout)
+        assert document["command"]["reason"] == reason, options
+    assert document["sandbox"]["limits"]["timeout"] == 0.3, "it was for this command: what the settings say holds for the next"
+    command = person.json("exec", document["sandbox"]["id"], "--", "sleep", "60")["command"]
+    assert (command["reason"], command["exit_code"]) == ("timeout", 124)
 
 
 def test_what_is_over_goes_and_what_it_changed_is_archived(person: Person) -> None:

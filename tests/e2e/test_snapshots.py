@@ -445,6 +445,21 @@ def test_commands_beside_snapshots_of_an_idle_sandbox(person: Person) -> None:
     assert {request["reason"] for request in person.json("requests", "box", "--limit", "100")["requests"]} == {"exited"}
 
 
+def test_what_starts_programs_all_the_time_can_be_stopped(person: Person) -> None:
+    """A shell lends its memory to the child that it starts, and cannot be stopped before that one has begun."""
+    made(person)
+    line = "n=0; while :; do /bin/true; n=$((n+1)); echo $n > count; done"
+    for _ in range(3):
+        person.elsewhere("exec", "-d", "box", "--", "sh", "-c", line, check=True)
+    for _ in range(25):
+        document = person.json("snapshot", "box")
+        assert document["snapshot"]["copied"] is True
+        assert 3 <= document["processes_left_running"] <= 6
+    assert len(person.json("ps", "box")["processes"]) >= 3
+    before = int(shown(person, "box", "cat count") or 0)
+    assert eventually(lambda: int(shown(person, "box", "cat count") or before) != before, 30), "they went on"
+
+
 def test_one_that_belongs_to_a_program(person: Person) -> None:
     code = """
 import json, subprocess, sys
@@ -850,7 +865,7 @@ def many(person: Person, count: int, looked_at: list[int]) -> None:
 
 
 def test_many_snapshots(person: Person) -> None:
-    many(person, 35, [1, 19, 30, 34])
+    many(person, 12, [1, 9, 11])
 
 
 @pytest.mark.slow

@@ -10,13 +10,18 @@ import struct
 import termios
 import time
 
-from conftest import Person
+import pytest
+
+from conftest import Person, eventually
 
 
 class Terminal:
-    """The command of a person on a real pseudo-terminal, as a shell would start it."""
+    """The command of a person on a real pseudo-terminal, as a shell would start it; or the shell itself, with a `line` in which the
+    command is "$@"."""
 
-    def __init__(self, person: Person, *arguments: str) -> None:
+    def __init__(self, person: Person, *arguments: str, line: str = "", blocking: bool = True) -> None:
+        words = ["/bin/sh", "-c", line, "sh"] if line else []
+        words += person.command(*arguments)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             try:
@@ -25,7 +30,8 @@ class Terminal:
                     os.setgroups([])
                     os.setresgid(person.uid, person.uid, person.uid)
                     os.setresuid(person.uid, person.uid, person.uid)
-                os.execve(person.python, person.command(*arguments), {**person.environment(), "TERM": "xterm"})
+                os.set_blocking(1, blocking)
+                os.execve(words[0], words, {**person.environment(), "TERM": "xterm"})
             finally:
                 os._exit(99)
         self.seen = b""
@@ -165,3 +171,101 @@ def test_a_command_that_lets_go_of_its_terminal_is_waited_for(person: Person) ->
     terminal = Terminal(person, "run", "--", "sh", "-c", "echo ready; exec </dev/null >/dev/null 2>&1; sleep 0.5; exit 5")
     terminal.expect("ready")
     assert terminal.end()[0] == 5
+
+
+# -- a terminal of the host's never goes in ---
+
+ASK = "for n in 0 1 2; do test -t $n && echo $n is one >> told; done; echo asked >> told; stty -echo <&0; stty -echo <&1; stty -echo <&2"
+REDIRECTED = {
+    "stdin": '"$@" < /dev/null',
+    "stdout": '"$@" > said',
+    "a pipe": '"$@" 2>&1 | cat',
+    "only stderr is left": '"$@" < /dev/null > said',
+    "only stdout is left": '"$@" < /dev/null 2> said',
+}
+
+
+@pytest.mark.parametrize("case", REDIRECTED)
+def test_what_is_not_redirected_is_no_terminal_of_the_hosts(person: Person, case: str) -> None:
+    """Outside the same line finds one."""
+    line = f"{REDIRECTED[case]}; echo over; read line"
+
+    def echoes(terminal: Terminal) -> bool:
+        terminal.expect("over")
+        found = bool(termios.tcgetattr(terminal.master)[3] & termios.ECHO)
+        terminal.type("\r")
+        terminal.end()
+        return found
+
+    assert not echoes(Terminal(person, line=f"set -- sh -c '{ASK}'; {line}"))
+    assert "is one" in (person.project / "told").read_text()
+    (person.project / "told").unlink()
+    person.json("create", "--name", "box")
+    assert echoes(Terminal(person, "exec", "box", "--", "sh", "-c", ASK, line=line))
+    assert person.elsewhere("exec", "box", "--", "cat", "told").stdout == "asked\n"
+    (person.project / "said").unlink(missing_ok=True)
+
+
+def test_keys_reach_a_command_whose_output_goes_elsewhere(person: Person) -> None:
+    terminal = Terminal(
+        person, "run", "--", "sh", "-c", "echo ready >&2; read a; echo more >&2; read b; echo got $a $b; cat", line='"$@" > said'
+    )
+    terminal.expect("ready")
+    terminal.type("one\r")
+    terminal.expect("more")
+    terminal.type("two\rthree\r\x04")
+    assert terminal.end()[0] == 0
+    assert (person.project / "said").read_text() == "got one two\nthree\n"
+    (person.project / "said").unlink()
+
+
+def test_control_c_reaches_a_command_whose_output_goes_elsewhere(person: Person) -> None:
+    terminal = Terminal(person, "run", "--", "sh", "-c", "echo ready >&2; sleep 60", line='exec "$@" > said')
+    terminal.expect("ready")
+    terminal.type("\x03")
+    assert terminal.end()[0] == 130
+    assert not [words for _, words in person.processes() if "sleep 60" in words]
+    (person.project / "said").unlink()
+
+
+def test_what_is_typed_after_the_end_is_not_for_who_was_left_behind(person: Person) -> None:
+    person.json("create", "--name", "box")
+    leave = "exec 3<&0; { cat <&3 > heard; echo end >> heard; } & exit 0"
+    terminal = Terminal(
+        person, "exec", "box", "--", "sh", "-c", leave, line='"$@" > /dev/null; echo over; read line; echo the shell got $line'
+    )
+    terminal.expect("over")
+    terminal.type("a secret\r")
+    terminal.expect("the shell got a secret")
+    assert terminal.end()[0] == 0
+    assert eventually(lambda: person.elsewhere("exec", "box", "--", "cat", "heard").stdout == "end\n")
+
+
+def test_a_command_in_the_background_takes_no_keys(person: Person) -> None:
+    """It goes on all the same; in front again, it has them."""
+    terminal = Terminal(
+        person,
+        *("run", "--", "sh", "-c", "echo begun >&2; read line; echo the command got $line >&2"),
+        line='set -m; "$@" > /dev/null & read line; echo the shell got $line; fg',
+    )
+    terminal.expect("begun")
+    terminal.type("one\r")
+    terminal.expect("the shell got one")
+    terminal.type("two\r")
+    terminal.expect("the command got two")
+    assert terminal.end()[0] == 0
+
+
+def test_a_terminal_that_nobody_waits_for_gets_everything(person: Person) -> None:
+    terminal = Terminal(
+        person,
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "head -c 300000 /dev/zero | tr '\\0' x; echo done",
+        line='"$@" < /dev/null',
+        blocking=False,
+    )
+    code, said = terminal.end()
+    assert (code, said.count("x") >= 300000, "done" in said) == (0, True, True)

@@ -152,7 +152,6 @@ def test_a_memory_bomb_is_killed_and_a_bigger_keeper_is_not(host: Host, group: G
 
     before, after, code, peak, _ = child(keeper)()
     assert (before, after, code) == (0, 1, -signal.SIGKILL)
-    assert cgroups.usage(group)["oom_kills"] == 1
     if peak is not None:  # older kernels of version 2 have none
         assert 32 * MIB < peak <= 48 * MIB
 
@@ -220,7 +219,6 @@ def test_a_fork_bomb_has_as_many_processes_as_were_asked_for(host: Host, group: 
     peak = seen.pop("peak")
     assert seen == {"before": 0, "forked": 4, "processes": 5, "refused": 1, "code": 0}
     assert peak in (5, None)
-    assert cgroups.usage(group)["refused_forks"] == 1
 
 
 def test_a_limit_of_one_process_lets_one_run(host: Host, group: Group) -> None:
@@ -347,7 +345,6 @@ def test_gauges_of_a_group_that_is_gone_say_nothing(host: Host, name: str) -> No
     with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
         gauges.enter_work()
     gauges.close()
-    assert cgroups.usage(made)["memory"] is None
 
 
 # -- coming and going ---

@@ -97,7 +97,12 @@ def test_a_user_has_home_and_project(user: Person) -> None:
 
 def test_root_in_a_container_has_home_and_project(root: Person) -> None:
     """`/` is overlay, which cannot be id-mapped; the state directory is a volume."""
-    check(root, "overlay-userns", "--overlay-root", "1", "--tmpfs", str(root.state))
+    taken = ("--overlay-root", "1", "--tmpfs", str(root.state))
+    check(root, "overlay-userns", *taken)
+    code, document, _ = Elsewhere(root, *taken)("run", "--json", "--discard", "-c", "cat /proc/self/uid_map; exit 3")
+    assert code == 3
+    assert document["command"]["stdout"].split()[:2] == ["0", "0"]
+    assert "the host's root" in document["sandbox"]["enforced"]["user"]
 
 
 def test_a_state_directory_on_overlay_puts_the_layers_in_memory(person: Person) -> None:

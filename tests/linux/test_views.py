@@ -258,6 +258,29 @@ def test_a_virtual_environment_elsewhere_is_a_toolchain(person: Person) -> None:
     assert said(person, line, "--view", "project", env=environment) == f"{place}\none\n"
 
 
+def test_of_a_cargo_home_and_a_go_workspace_only_what_is_needed_shows(person: Person) -> None:
+    """Wherever they lie, and whether a variable names them or PATH."""
+    cargo, go = person.place / "kept" / "cargo", person.place / "kept" / "gopath"
+    for path in (cargo / "credentials.toml", cargo / "config.toml", go / "src" / "mine" / "main.go"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SECRET)
+    for path in (cargo / "registry" / "crate", go / "pkg" / "mod" / "module"):
+        path.parent.mkdir(parents=True)
+        path.write_text("needed\n")
+    for place in (cargo, go):
+        script(place / "bin" / f"ew-{place.name}", "#!/bin/sh\necho works\n")
+    person.own(person.place / "kept")
+    path = f"{cargo}/bin:{go}/bin:{os.environ['PATH']}"
+    look = f"ew-cargo; ew-gopath; cat {cargo}/registry/crate {go}/pkg/mod/module; ls {cargo} {go}; grep -rs {SECRET} {person.place}/kept; true"
+    for variables in ({"CARGO_HOME": str(cargo), "GOPATH": str(go)}, {}):
+        environment = {**person.environment(), "PATH": path, **variables}
+        output = said(person, look, "--view", "project", env=environment)
+        assert output.split() == [*["works"] * 2, *["needed"] * 2, f"{cargo}:", "bin", "registry", f"{go}:", "bin", "pkg"]
+    environment = {**person.environment(), "PATH": path, "CARGO_HOME": str(cargo)}
+    assert said(person, f"cat {cargo}/credentials.toml; true", env=environment) == "", "not in the machine view either"
+    assert said(person, f"cat {cargo}/credentials.toml; true") == SECRET, "the control: nobody said that it is Cargo's"
+
+
 # -- hiding ---
 
 
@@ -287,6 +310,79 @@ def test_what_comes_later_is_hidden_in_the_next_sandbox(person: Person) -> None:
     code, output, _ = inside(person, f"cat {later}", *options)
     assert code != 0
     assert SECRET not in output
+
+
+def test_what_is_hidden_has_no_second_place(person: Person) -> None:
+    """Of a file system that is mounted twice: as a whole, a part of it, and only the secret."""
+    needs_root()
+    (person.home / ".ssh").mkdir(mode=0o700)
+    (person.home / ".ssh" / "id").write_text(SECRET)
+    (person.home / "open").write_text("open\n")
+    (person.home / "closed" / "deep").mkdir(parents=True)
+    (person.home / "closed" / "deep" / "file").write_text(SECRET)
+    person.own(person.home)
+    (person.place / "again").mkdir()
+    (person.place / "keys").mkdir()
+    (person.place / "deep").mkdir()
+    binds = {person.home: "again", person.home / ".ssh": "keys", person.home / "closed/deep": "deep"}
+    host = Elsewhere(person, *(word for source, to in binds.items() for word in ("--bind", f"{source}:{person.place / to}")))
+    look = "cat ../again/open; cat ../again/.ssh/id ../keys/id ../again/closed/deep/file ../deep/file"
+    assert host.script(look).stdout == f"open\n{SECRET * 4}", "the control: reality shows them"
+    done = host.script(f"e run --discard --hide {person.home}/closed -c '{look}; true'")
+    assert done.stdout == "open\n", done.stderr
+
+
+def test_a_home_that_is_a_link_is_somebodys_home(person: Person) -> None:
+    needs_root()
+    (person.place / "homes").mkdir()
+    (person.place / "kept" / "bob").mkdir(parents=True)
+    (person.place / "kept" / "bob" / "file").write_text(SECRET)
+    (person.place / "kept" / "beside").write_text("beside\n")
+    (person.place / "homes" / "bob").symlink_to(person.place / "kept" / "bob")
+    (person.place / "homes" / "all").symlink_to("/srv")  # nobody's home
+    person.own(person.place / "kept")
+    host = Elsewhere(person, "--bind", f"{person.place}/homes:/home")
+    look = "cat ../kept/beside; cat ../kept/bob/file /home/bob/file"
+    assert host.script(look).stdout == f"beside\n{SECRET * 2}", "the control: reality shows it"
+    done = host.script(f"e run --discard -c '{look}; true'")
+    assert done.stdout == "beside\n", done.stderr
+
+
+def test_no_other_proc_of_the_host_shows(person: Person) -> None:
+    needs_root()
+    (person.place / "other").mkdir()
+    host = Elsewhere(person, "--bind", f"/proc:{person.place}/other")
+    look = "cat ../other/1/comm"
+    assert host.script(look).stdout, "the control: reality shows it"
+    for options in ("", "--view project"):
+        done = host.script(f"e run --discard {options} -c '{look}; ls ../other; true'")
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = host.script(f"e run --json --share {person.place}/other -- true || true")
+    assert json.loads(done.stdout)["error"]["code"] == "share_refused"
+
+
+SETTINGS = {
+    ".npmrc": ("registry=https://npm.example.org/\n", "//npm.example.org/:_authToken=x\n"),
+    ".config/pip/pip.conf": (
+        "[global]\nindex-url = https://pip.example.org/\n",
+        "[global]\nindex-url = https://me:x@pip.example.org/\n",
+    ),
+    ".m2/settings.xml": ("<settings><mirrors/></settings>\n", "<settings><server><password>x</password></server></settings>\n"),
+    ".gradle/gradle.properties": ("org.gradle.daemon=false\n", "artifactoryPassword=x\n"),
+}
+
+
+def test_settings_of_tools_are_hidden_if_they_hold_something_secret(person: Person) -> None:
+    """Also in the sandbox that comes after one that saw them without: their content decides, and nothing else changed."""
+    for name, (harmless, _) in SETTINGS.items():
+        (person.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (person.home / name).write_text(harmless)
+    person.own(person.home)
+    look = f"cd; cat {' '.join(SETTINGS)}; true"
+    assert said(person, look) == "".join(harmless for harmless, _ in SETTINGS.values())
+    for name, (_, secret) in SETTINGS.items():
+        (person.home / name).write_text(secret)
+    assert said(person, look) == ""
 
 
 # -- shares ---
@@ -445,6 +541,7 @@ def test_the_plan_says_what_is_shared(person: Person, shared: Path) -> None:
 def test_shares_that_are_refused(person: Person, shared: Path) -> None:
     """What would give the sandbox away is never shown, and the error says what to do instead."""
     (person.project / "way-out").symlink_to(person.place / "data")
+    (person.place / "to-project").symlink_to(person.project)
     os.mkfifo(shared / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(shared / "docker.sock"))
@@ -458,6 +555,10 @@ def test_shares_that_are_refused(person: Person, shared: Path) -> None:
             shared / "docker.sock": "container engine",
             shared / "fifo": "fifo",
             "/dev/null": "device",
+            "/proc": "its own",
+            "/sys/kernel": "its own",
+            "/dev/shm": "its own",
+            person.place / "to-project" / "way-out": "leads out of the project",
             shared / "missing": "there is no",
         }.items():
             done = person.elsewhere("run", "--json", "--share", path, "--", "touch", "ran")
@@ -466,6 +567,51 @@ def test_shares_that_are_refused(person: Person, shared: Path) -> None:
             assert word in error["message"], error
             assert error["hint"]
             assert not (person.project / "ran").exists()
+
+
+def test_a_fifo_of_a_toolchain_leads_nowhere(person: Person, request: pytest.FixtureRequest) -> None:
+    tool = script(person.place / "kept" / "tool" / "bin" / "ew-tool", "#!/bin/sh\necho works\n")
+    fifo = person.place / "kept" / "tool" / "fifo"
+    os.mkfifo(fifo)
+    person.own(person.place / "kept")
+    environment = {**person.environment(), "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        person.shell("sh", "-c", f"echo out > {fifo}")
+        assert os.read(reader, 10) == b"out\n", "the control"
+        output = said(person, f"ew-tool; (echo in > {fifo}) 2>/dev/null; true", "--view", "project", env=environment)
+        assert output == "works\n"
+        if person.is_root:
+            why = "a read-only mount does not close a fifo, and root's sandboxes have no Landlock for it"
+            request.applymarker(pytest.mark.xfail(reason=why, strict=True))
+        assert os.read(reader, 10) == b""
+    finally:
+        os.close(reader)
+
+
+def test_a_socket_bound_by_a_relative_path_leads_nowhere(person: Person, request: pytest.FixtureRequest) -> None:
+    """The kernel's list has it by that name, and nobody knows where that was."""
+    place = person.place / "service"
+    place.mkdir()
+    code = "import socket; socket.socket(socket.AF_UNIX).connect('../service/socket'); print('connected')"
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('socket'); s.listen(); print(flush=True); sys.stdin.read()"
+    )
+    person.own(place)
+    server = subprocess.Popen(
+        [PYTHON, "-c", program], cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **person.identity()
+    )
+    try:
+        assert server.stdout
+        assert server.stdout.readline()
+        assert person.shell(PYTHON, "-c", code, cwd=person.project).stdout == "connected\n", "the control"
+        (person.project / "connect.py").write_text(code)
+        _, output, _ = inside(person, f"{PYTHON} connect.py")
+        if not person.is_root:
+            request.applymarker(pytest.mark.xfail(reason="such a socket in a read-only place is not found", strict=True))
+        assert output == ""
+    finally:
+        server.communicate()
 
 
 # -- devices, /sys and /proc ---

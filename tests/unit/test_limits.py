@@ -5,7 +5,7 @@ import os
 import pytest
 
 from elsewhere.errors import Unavailable, UsageError
-from elsewhere.limits import DEFAULTS, NAMES, UNTRUSTED, Limits, parse
+from elsewhere.limits import DEFAULTS, LIVING, NAMES, UNTRUSTED, Limits, parse
 from elsewhere.sandbox import enforcement, rungs
 from elsewhere.sandbox.confinement import Confinement, Share
 from elsewhere.sandbox.enforcement import Facts
@@ -45,9 +45,20 @@ def test_nonsense_is_named(name: str, value: object) -> None:
     assert caught.value.hint
 
 
-def test_what_is_not_limited_is_limited_as_below() -> None:
-    assert Limits(memory="1G").over(DEFAULTS).given() == {**DEFAULTS.given(), "memory": 1 << 30}
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "value", [1 << 63, -(1 << 64), 16**4000, -(16**4000), [16**4000]], ids=lambda value: type(value).__name__
+)
+def test_a_number_that_nobody_can_write_out_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(name, value)
+    assert caught.value.code == "bad_limit"
+    assert " bits>" in caught.value.message
+
+
+def test_what_is_untrusted_has_less() -> None:
     assert Limits().given() == {}
+    assert LIVING.given() == {**DEFAULTS.given(), "ttl": 24 * 3600.0}
     assert all(UNTRUSTED.given()[name] < DEFAULTS.given()[name] for name in ("pids", "disk"))
 
 

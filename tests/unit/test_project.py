@@ -277,10 +277,49 @@ def test_a_submodule_has_its_repository_outside(place: Path) -> None:
     assert found.head == git(place / "library", "rev-parse", "HEAD")
 
 
-def test_a_repository_kept_apart_lies_outside(place: Path) -> None:
+def test_a_repository_kept_apart_lies_outside_if_it_says_whose_it_is(place: Path) -> None:
     make(place / "work")
     git(place / "work", "init", "-q", f"--separate-git-dir={place}/kept")
+    assert find(place / "work") == Project(str(place / "work"), None, None, find(place / "work").remark)
+    assert f"{place}/kept" in find(place / "work").remark
+    git(place / "work", "config", "core.worktree", str(place / "work"))
     assert find(place / "work").git == str(place / "kept")
+    assert not find(place / "work").remark
+
+
+def test_a_submodule_of_a_linked_worktree_has_its_repository_outside(place: Path) -> None:
+    repository(place / "library")
+    top = repository(place / "top")
+    git(top, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(place / "library"), "deep/library")
+    git(top, "commit", "-qm", "library")
+    git(top, "worktree", "add", "-q", str(place / "side"))
+    git(place / "side", "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init")
+    assert find(place / "side/deep/library").git == str(top / ".git/worktrees/side/modules/deep/library")
+
+
+@pytest.mark.parametrize("name", ["a # b", 'quo"te', "back\\slash", " spaces ", "semi;colon", "[brackets]", "equal=sign"])
+def test_a_submodule_of_any_name_says_whose_it_is(place: Path, name: str) -> None:
+    make(place / name)
+    git(place / name, "init", "-q", f"--separate-git-dir={place}/kept")
+    git(place / name, "config", "core.worktree", str(place / name))
+    assert find(place / name).git == str(place / "kept")
+
+
+def test_a_work_tree_with_a_configuration_of_its_own_says_whose_it_is(place: Path) -> None:
+    make(place / "work")
+    git(place / "work", "init", "-q", f"--separate-git-dir={place}/kept")
+    git(place / "work", "config", "extensions.worktreeConfig", "true")
+    git(place / "work", "config", "--worktree", "core.worktree", "../work")
+    assert "worktree" not in (place / "kept/config").read_text().replace("worktreeConfig", "")
+    assert find(place / "work").git == str(place / "kept")
+
+
+def test_a_linked_worktree_with_relative_paths_has_its_common_directory_outside(place: Path) -> None:
+    main = repository(place / "main")
+    git(main, "worktree", "add", "-q", str(place / "side"))
+    (place / "side/.git").write_text("gitdir: ../main/.git/worktrees/side\n")
+    (main / ".git/worktrees/side/gitdir").write_text("../../../../side/.git\n")
+    assert find(place / "side").git == str(main / ".git")
 
 
 # -- what a stranger may have written -------------------------------------------------------------------------------------------
@@ -332,6 +371,57 @@ def test_a_hostile_common_directory_never_becomes_the_repository(place: Path, co
     top = repository(place / "top")
     (top / ".git/commondir").write_bytes(common)
     assert find(top).git is None
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("way", ["pointer", "link", "commondir", "worktree", "pretended worktree", "pretended submodule"])
+def test_a_repository_that_does_not_point_back_is_not_the_projects(place: Path, way: str) -> None:
+    """Of somebody who wrote everything in the project, and nothing else."""
+    private, top = repository(place / "private"), make(place / "top")
+    git(private, "worktree", "add", "-q", str(place / "side"))
+    real = str(private / ".git")
+    if way == "pointer":
+        (top / ".git").write_text(f"gitdir: {real}\n")
+    elif way == "link":
+        (top / ".git").symlink_to(real)
+    elif way == "commondir":
+        git(top, "init", "-q")
+        (top / ".git/commondir").write_text(f"{real}\n")
+    elif way == "worktree":
+        (top / ".git").write_text(f"gitdir: {real}/worktrees/side\n")
+    else:
+        fake = make(top / "fake/worktrees/mine")
+        (top / ".git").write_text(f"gitdir: {fake}\n")
+        (fake / "HEAD").write_text("ref: refs/heads/main\n")
+        (fake / "commondir").write_text(f"{real}\n")
+        (fake / "gitdir").write_text(f"{top}/.git\n")
+        if way == "pretended submodule":
+            (fake / "config").write_text(f"[core]\n\tworktree = {top}\n")
+    found = find(top)
+    assert (found.git, found.head) == (None, None)
+    assert real in found.remark
+
+
+# -- whose markers count --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["elsewhere.toml", ".git"])
+def test_what_somebody_else_put_above_does_not_make_a_project(place: Path, name: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs files of two other people")
+    start = make(place / "open/mine")
+    os.chmod(place / "open", 0o1777)
+    marker = place / "open" / name
+    marker.mkdir() if name == ".git" else marker.touch()
+    assert find(start).path == str(place / "open"), "the control: it is ours"
+    os.chown(marker, 4243, 4243)
+    assert find(start).path == str(start)
+    os.chown(start, 4243, 4243)
+    assert find(start).path == str(start), "they could write there because everybody can"
+    os.chown(place / "open", 4243, 4243)
+    assert find(start).path == str(place / "open"), "all of it is theirs: root works in somebody's project"
+    os.chown(start, 4244, 4244)
+    assert find(start).path == str(start)
 
 
 @pytest.mark.timeout(5)

@@ -144,6 +144,28 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_key(place: Path, name: st
     assert KEYS[name].example in caught.value.hint
 
 
+HUGE = ["0x" + "f" * 4000, "-" + "9" * 4000, "[0x" + "f" * 4000 + "]", "{ A = 0x" + "f" * 4000 + " }", str(1 << 63)]
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: value[:8])
+def test_a_number_that_nobody_can_write_out_is_refused_with_its_key(place: Path, name: str, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(place, assignment(name, value), project=False)
+    assert (caught.value.code, len(caught.value.message) < 1000) == ("bad_settings", True)
+    assert f"{name} = " in caught.value.message
+    assert " bits>" in caught.value.message
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("value", [16**4000, [16**4000], (16**4000,)], ids=lambda value: type(value).__name__)
+def test_a_program_that_gives_such_a_number_is_refused_too(name: str, value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings.from_given({name: value})
+    assert caught.value.code == "bad_option"
+    assert " bits>" in caught.value.message
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -301,7 +323,7 @@ def test_what_is_given_may_be_human_or_not_and_none_is_not_given(world: World) -
         {"limits.memory": "1G", "limits.ttl": 60.0, "sandbox.view": None, "env.pass": ("A",), "sandbox.gpu": False}
     )
     assert (found["limits.memory"], found["limits.ttl"], found["env.pass"]) == (1 << 30, 60, ("A",))
-    assert (found.asked("sandbox.view"), found.asked("sandbox.gpu")) == (False, True)
+    assert [found.values[f"sandbox.{name}"].source for name in ("view", "gpu")] == ["default", "command line"]
     with pytest.raises(UsageError) as caught:
         world.resolve({"limits.memroy": 1})
     assert "limits.memory" in caught.value.hint
@@ -322,7 +344,6 @@ def test_the_strongest_source_holds(world: World) -> None:
     assert [(one["limits.pids"], one.values["limits.pids"].source) for one in seen] == list(
         zip([None, 400, 300, 500, 600], expected, strict=True)
     )
-    assert [one.asked("limits.pids") for one in seen] == [False, True, True, True, True]
     assert not any(one.ignored for one in seen)
 
 
@@ -341,10 +362,23 @@ def test_limits_are_those_that_were_asked_for(world: World) -> None:
     assert world.resolve().tight_limits() == {}
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_project_that_repeats_what_is_built_in_asks_for_nothing(world: World, trusted: bool) -> None:
+    world.project_file.write_text('[limits]\nmemory = "80%"\npids = 4096\ndisk = "20G"\nttl = "24h"\ncpus = 1\n')
+    if trusted:
+        operations.trust(str(world.project))
+    found = world.resolve()
+    assert (found.asked_limits(), found.ignored) == ({"cpus": 1.0}, ())
+    assert world.resolve({"limits.disk": "20G"}).asked_limits() == {"cpus": 1.0, "disk": 20 << 30}, "whoever types it means it"
+    world.user_file.write_text('[limits]\npids = 100\ndisk = "30G"\n')
+    asked = {"cpus": 1.0, "pids": 4096 if trusted else 100, "disk": 20 << 30}
+    assert world.resolve().asked_limits() == asked, "where the user's own file says something else, it is no repetition"
+
+
 def test_untrusted_brings_its_own_values(world: World) -> None:
     for found in (world.resolve({"sandbox.untrusted": True}), world.resolve(ELSEWHERE_UNTRUSTED="1")):
         assert (found["sandbox.view"], found["sandbox.network"]) == ("project", "none")
-        assert found.asked("sandbox.view")
+        assert found.values["sandbox.view"].source == "untrusted"
         assert found.asked_limits() == {}
         assert found.tight_limits() == limits.UNTRUSTED.given()
 

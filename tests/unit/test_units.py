@@ -1,5 +1,7 @@
 """Sizes and durations as people write them, and as people read them."""
 
+from collections.abc import Callable
+
 import pytest
 
 from elsewhere import units
@@ -35,8 +37,8 @@ def test_a_duration_is_read_as_seconds(text: str | float, seconds: float) -> Non
     "text",
     [
         *("", " ", "s", "m", "abc", "1x", "1sm", "1S", "5 m", "1.2.3s", ".", ".s", "-1s", "+1s", "1e3", "0x10", "1_000s"),
-        *("0", "0s", "0h0m", "1000000000s", "9" * 400, "nan", "inf", "٣s", "1h-30m", "1,5s"),
-        *(0, -1, 0.0, -0.5, 10**9, 10**400, float("nan"), float("inf"), True, False),
+        *("0", "0s", "0h0m", "1000000000s", "nan", "inf", "٣s", "1h-30m", "1,5s"),
+        *(0, -1, 0.0, -0.5, 10**9, float("nan"), float("inf"), True, False),
     ],
     ids=lambda value: repr(value)[:20],
 )
@@ -46,6 +48,21 @@ def test_what_is_no_positive_duration_is_refused_by_name(text: str | float) -> N
     assert caught.value.code == "bad_duration"
     assert repr(text) in caught.value.message
     assert "15m" in caught.value.hint
+
+
+@pytest.mark.parametrize("understand", [units.duration, units.size])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("x" * 5000, "xxx...xxx"), (-(10**400), "<a number of 1329 bits>"), (16**4000, "<a number of 16001 bits>")],
+    ids=["text", "number", "number that Python does not write out"],
+)
+def test_what_is_too_long_for_a_message_is_shown_in_brief(
+    understand: Callable[[str | int], float], value: str | int, shown: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        understand(value)
+    assert shown in caught.value.message
+    assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def _open_standard_descriptors() -> None:
 
 
 def _remember_terminal() -> "list[object] | None":
-    if not os.isatty(0):
-        return None
+    if not (os.isatty(0) and os.isatty(1)):
+        return None  # nobody will take it
     import termios
 
     saved = termios.tcgetattr(0)

@@ -26,9 +26,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from elsewhere.linux.gauges import MOVERS, WORK, Gauges, keeper_place, work_place
+from elsewhere.linux.gauges import MOVERS, WORK, keeper_place, work_place
 
-__all__ = ["CONTROLLERS", "Group", "Host", "enter", "left_over", "limit", "look", "make", "remove", "scope", "sweep", "usage"]
+__all__ = ["CONTROLLERS", "Group", "Host", "enter", "left_over", "limit", "look", "make", "remove", "scope", "sweep"]
 
 CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -404,23 +404,6 @@ def _is_left_over(group: Group, older_than: float) -> bool:
         except FileNotFoundError:
             continue
     return True
-
-
-def usage(group: Group) -> dict[str, int | float | None]:
-    """What it has used, read by path; None where the kernel does not count it. The peaks are those since it was made."""
-    gauges = Gauges(group, doors=False)
-    try:
-        return {
-            "memory": gauges.memory(),
-            "memory_peak": gauges.memory_peak(),
-            "cpu_s": gauges.cpu_s(),
-            "processes": gauges.processes(),
-            "processes_peak": gauges.processes_peak(),
-            "oom_kills": gauges.oom_kills(),
-            "refused_forks": gauges.refused_forks(),
-        }
-    finally:
-        gauges.close()
 
 
 # -- files ---

@@ -24,6 +24,7 @@ MOVERS = {1: "tasks", 2: "cgroup.procs"}
 _FILES = {
     1: {
         "memory": ("memory", "work/memory.usage_in_bytes", b""),
+        "memory_limit": ("memory", "work/memory.limit_in_bytes", b""),
         "memory_peak": ("memory", "work/memory.max_usage_in_bytes", b""),
         "oom_kills": ("memory", "work/memory.oom_control", b"oom_kill"),
         "cpu": ("cpuacct", "work/cpuacct.usage", b""),
@@ -33,6 +34,7 @@ _FILES = {
     },
     2: {
         "memory": ("memory", "work/memory.current", b""),
+        "memory_limit": ("memory", "work/memory.max", b""),
         "memory_peak": ("memory", "work/memory.peak", b""),
         "oom_kills": ("memory", "work/memory.events", b"oom_kill"),
         "cpu": ("", "work/cpu.stat", b"usage_usec"),
@@ -58,8 +60,7 @@ def work_place(group: "Group") -> list[str]:
 
 
 class Gauges:
-    def __init__(self, group: "Group", *, doors: bool = True) -> None:
-        """Without `doors` nothing is opened for writing, and only reading works."""
+    def __init__(self, group: "Group") -> None:
         self._version = group.version
         self._readers: dict[str, tuple[int, bytes]] = {}
         self._to_work: list[int] = []
@@ -68,15 +69,14 @@ class Gauges:
         try:
             for name, (controller, file, word) in _FILES.get(group.version, {}).items():
                 directory = group.directories.get(controller) if controller else next(iter(group.directories.values()), None)
-                fd = _opened(directory, file, writing=doors and name == "memory_peak")
+                fd = _opened(directory, file, writing=name == "memory_peak")
                 if fd >= 0:
                     self._readers[name] = fd, word
-            if doors:
-                file = MOVERS[group.version]
-                for place in work_place(group):
-                    self._to_work.append(os.open(os.path.join(place, file), os.O_WRONLY | os.O_CLOEXEC))
-                    back = os.path.dirname(place) if group.version == 1 else os.path.join(os.path.dirname(place), "keeper")
-                    self._to_keeper.append(os.open(os.path.join(back, file), os.O_WRONLY | os.O_CLOEXEC))
+            file = MOVERS[group.version]
+            for place in work_place(group):
+                self._to_work.append(os.open(os.path.join(place, file), os.O_WRONLY | os.O_CLOEXEC))
+                back = os.path.dirname(place) if group.version == 1 else os.path.join(os.path.dirname(place), "keeper")
+                self._to_keeper.append(os.open(os.path.join(back, file), os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
             self.close()
             raise
@@ -88,6 +88,11 @@ class Gauges:
             self._inside = True
             for fd in self._to_work:
                 os.write(fd, b"0")
+
+    def enter_work_alone(self) -> None:
+        """For a child of the process that has these: only it goes there."""
+        for fd in self._to_work:
+            os.write(fd, b"0")
 
     def leave_work(self) -> None:
         if self._inside:
@@ -103,6 +108,11 @@ class Gauges:
 
     def memory(self) -> int | None:
         return self._read("memory")
+
+    def memory_left(self) -> int | None:
+        """What the group may still take; None: as much as there is."""
+        limit, used = self._read("memory_limit"), self._read("memory")
+        return None if limit is None or used is None else limit - used
 
     def memory_peak(self) -> int | None:
         return self._read("memory_peak")
@@ -143,7 +153,7 @@ class Gauges:
         except OSError:
             return None
         if not word:
-            return int(said)
+            return int(said) if said.strip().isdigit() else None  # a limit may be a word
         for line in said.split(b"\n"):
             first, _, number = line.partition(b" ")
             if first == word:

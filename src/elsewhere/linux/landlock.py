@@ -51,20 +51,19 @@ def scope() -> bool:
     return True
 
 
-def keep_from_writing_elsewhere(writable: list[str]) -> bool:
-    """Open for writing what lies beneath these and nothing else, and reach nobody outside as with `scope`, for good. False before
-    Linux 5.19.
+def keep_from_writing_elsewhere(writable: list[str]) -> None:
+    """Open for writing what lies beneath these and nothing else, and reach nobody outside as with `scope`, for good. Before
+    Linux 5.19 this does nothing.
 
     A read-only mount keeps nobody from writing into a fifo or a device on it; this does. The paths are looked up now, so the
     sandbox's root must be in place. It costs two things: nobody inside can mount anything afterwards, and a file that was handed
     in from elsewhere can be written but not be opened again for writing (by way of /dev/stdout, for one)."""
     version = _version_or_none()
     if version < _FIRST_WITH_REFER:
-        return False
+        return
     # Once any file right is handled, moving between directories is denied unless it is handled and allowed, too.
     rules = [("/", _REFER), *((path, _WRITE_FILE) for path in writable)]
     _enforce(version, _WRITE_FILE | _REFER, rules, scoped=version >= _FIRST_WITH_SCOPES)
-    return True
 
 
 def _version_or_none() -> int:

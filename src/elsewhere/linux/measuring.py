@@ -46,10 +46,11 @@ class Used:
     complete: bool
 
 
-def used(fd: int, *, most: int | None = None, deadline: float | None = None) -> Used:
-    """What lies below a directory, itself not counted. Stops as soon as it is more than `most` bytes, or at `deadline`
-    (`time.monotonic`). Other file systems are left out, links are not followed, a file with several names counts once."""
-    walk = _Walk(fd, most, deadline)
+def used(fd: int, *, most: int | None = None, names: int | None = None, deadline: float | None = None) -> Used:
+    """What lies below a directory, itself not counted. Stops as soon as it is more than `most` bytes or so many `names`, or at
+    `deadline` (`time.monotonic`). Other file systems are left out, links are not followed, a file with several names counts
+    once."""
+    walk = _Walk(fd, most, names, deadline)
     try:
         walk.run()
     finally:
@@ -91,11 +92,12 @@ class _Level:
 
 
 class _Walk:
-    def __init__(self, fd: int, most: int | None, deadline: float | None) -> None:
+    def __init__(self, fd: int, most: int | None, names: int | None, deadline: float | None) -> None:
         self.bytes = 0
         self.files = 0
         self.complete = True
         self._most = most
+        self._names = names
         self._deadline = deadline
         self._steps = 0
         self._shared: set[int] = set()
@@ -125,7 +127,7 @@ class _Walk:
                 self._count(*entry)
 
     def _is_enough(self) -> bool:
-        if self._most is not None and self.bytes > self._most:
+        if (self._most is not None and self.bytes > self._most) or (self._names is not None and self.files > self._names):
             return True
         self._steps += 1
         return self._deadline is not None and self._steps % _LOOK_AT_CLOCK == 1 and time.monotonic() >= self._deadline

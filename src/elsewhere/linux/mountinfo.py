@@ -6,6 +6,10 @@ from dataclasses import dataclass
 __all__ = ["Mount", "containing", "parse", "read"]
 
 _REMOTE = frozenset("nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre ocfs2 gfs2 coda drvfs virtiofs davfs".split())
+_KERNELS_OWN = frozenset(
+    """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
+    hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,11 @@ class Mount:
     def remote(self) -> bool:
         """Served by somebody else, who may be gone: another machine, or a program."""
         return self.kind in _REMOTE or self.kind.startswith("fuse")
+
+    @property
+    def kernels_own(self) -> bool:
+        """No files: what the kernel tells of itself and of every process, and takes orders by."""
+        return self.kind in _KERNELS_OWN
 
 
 def read(process: str = "self") -> list[Mount]:

@@ -11,6 +11,7 @@ nobody waits, because nothing will free it by itself.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -62,14 +63,35 @@ class _Ticket:
     def __init__(self, room: str, claim: Claim) -> None:
         self.claim = claim
         self.path = os.path.join(room, claim.name)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self.write()
+        with self._usable():
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with self._usable():
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            self.write()
+        except BaseException:
+            self.close()
+            raise
 
     def write(self) -> None:
         content = self.claim.content()
-        os.pwrite(self._fd, content, 0)
-        os.ftruncate(self._fd, len(content))
+        with self._usable():
+            os.pwrite(self._fd, content, 0)
+            os.ftruncate(self._fd, len(content))
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise StateError(
+                "no_room" if full else "state_unusable",
+                f"the claim {self.path!r} cannot be written: {error.strerror}",
+                hint="free some space; elsewhere rm throws sandboxes away"
+                if full
+                else "look at the owner and mode of its directory",
+            ) from error
 
     def belongs_to(self, sandbox_id: str) -> None:
         self.claim.sandbox = sandbox_id

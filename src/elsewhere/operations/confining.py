@@ -3,11 +3,12 @@
 import glob
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elsewhere.errors import Refused, Unavailable, UsageError
-from elsewhere.limits import DEFAULTS
+from elsewhere.limits import DEFAULTS, LIVING
+from elsewhere.linux import mountinfo
 from elsewhere.meeting import home_directory
 from elsewhere.operations import settings
 from elsewhere.operations.settings import Resolved
@@ -18,19 +19,18 @@ from elsewhere.storage.state import State
 
 __all__ = ["Confined", "confine"]
 
-_DEFAULTS = DEFAULTS.given()
-_LIVES = {**_DEFAULTS, "ttl": 24 * 3600.0}
 _ONLY_LIVING = ("ttl", "idle")
 _TOOLCHAIN_VARIABLES = (
     "VIRTUAL_ENV",
     "NVM_DIR",
     "JAVA_HOME",
-    "GOPATH",
-    "CARGO_HOME",
     "RUSTUP_HOME",
     "PYENV_ROOT",
     "CONDA_PREFIX",
 )
+# Beside what is needed of these lie credentials, or anybody's sources.
+_PARTS_OF_TOOLCHAINS = {"CARGO_HOME": ("bin", "registry", "git"), "GOPATH": ("bin", "pkg")}
+_CARGO_CREDENTIALS = ("credentials", "credentials.toml")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt")
 _GPU = (
     "/dev/nvidia[0-9]*",
@@ -73,7 +73,7 @@ def confine(
         view=view,
         network=resolved["sandbox.network"],
         nested=resolved["sandbox.nested"],
-        hide=tuple(sorted({os.path.realpath(path) for path in resolved["sandbox.hide"]})),
+        hide=tuple(sorted({*(_hidden(path, project) for path in resolved["sandbox.hide"]), *_credentials(environment)})),
         shares=tuple(_share(text, state, project) for text in resolved["sandbox.share"]),
         devices=tuple(sorted(set(devices))),
         toolchains=_toolchains(environment) if view == "project" else (),
@@ -86,13 +86,31 @@ def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[
     """The built-in ones, and the tight ones of untrusted work, are best effort; what somebody asked for by itself binds, unless
     they said that it need not."""
     asked = resolved.asked_limits()
-    wanted = {**(_LIVES if lives else _DEFAULTS), **resolved.tight_limits(), **asked}
+    wanted = {**(LIVING if lives else DEFAULTS).given(), **resolved.tight_limits(), **asked}
     binding = [] if resolved["sandbox.best_effort"] else list(asked)
     unwanted = () if lives else _ONLY_LIVING
     return (
         {name: value for name, value in wanted.items() if name not in unwanted},
         [name for name in binding if name not in unwanted],
     )
+
+
+# -- hiding ----------------------------------------------------------------------------------------------------------------------
+
+
+def _hidden(path: str, project: str) -> str:
+    if reason := settings.cannot_be_hidden(path, project):
+        raise Refused("hide_refused", f"--hide {path!r}: {reason}", hint="name what is secret in it")
+    return os.path.realpath(path)
+
+
+def _credentials(environment: Mapping[str, str]) -> list[str]:
+    """Of a program that was told to keep them in another place than the usual one, which is hidden anyway."""
+    place = os.path.realpath(environment.get("CARGO_HOME", "") or "/")
+    if place == os.path.join(os.path.realpath(home_directory()), ".cargo"):
+        return []
+    paths = [os.path.realpath(os.path.join(place, name)) for name in _CARGO_CREDENTIALS] if place != "/" else []
+    return [path for path in paths if os.path.lexists(path)]
 
 
 # -- shares and devices ---------------------------------------------------------------------------------------------------------
@@ -119,6 +137,13 @@ def _share(text: str, state: State, project: str) -> Share:
         )
     if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
         raise Refused("share_refused", f"--share {text!r} is a device", hint=f"--device {place}")
+    own = any(is_within(place, top) for top in ("/proc", "/sys", "/dev"))
+    if own or mountinfo.containing(place, mountinfo.read()).kernels_own:
+        raise Refused(
+            "share_refused",
+            f"--share {text!r}: the kernel's own files lie there, and the sandbox has its own",
+            hint="leave it out; --device shows one device",
+        )
     home = os.path.realpath(home_directory())
     if is_within(home, place) or place in ("/", "/home", "/root") or _is_a_home(place):
         raise Refused(
@@ -126,7 +151,9 @@ def _share(text: str, state: State, project: str) -> Share:
             f"--share {text!r}: a whole home directory, or what contains one, is never shared",
             hint="name the directory in it that is needed",
         )
-    if is_within(os.path.abspath(path), project) and not is_within(place, project):
+    directory, name = os.path.split(os.path.abspath(path))
+    ways = (os.path.join(directory, name), os.path.join(os.path.realpath(directory), name))
+    if any(is_within(way, project) for way in ways) and not is_within(place, project):
         raise Refused(
             "share_refused",
             f"--share {text!r} leads out of the project by a link, to {place!r}",
@@ -165,10 +192,9 @@ def _gpu_nodes() -> list[str]:
 
 def _toolchains(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Directories that the caller's programs come from, besides the system's."""
-    named: Iterable[str] = [
-        *environment.get("PATH", "").split(":"),
-        *(environment.get(name, "") for name in _TOOLCHAIN_VARIABLES),
-    ]
+    named = [*environment.get("PATH", "").split(":"), *(environment.get(name, "") for name in _TOOLCHAIN_VARIABLES)]
+    for variable, parts in _PARTS_OF_TOOLCHAINS.items():
+        named += [os.path.join(place, part) for place in environment.get(variable, "").split(":") if place for part in parts]
     home = os.path.realpath(home_directory())
     found = set()
     for path in named:

@@ -116,6 +116,8 @@ def raise_sandbox(
         "lives": lives,
         "abandoned": abandoned,
     }
+    if project.remark and remark is not None:
+        remark(project.remark)
     with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
         belongs_to(made.id)

@@ -103,7 +103,7 @@ def _execute(wanted: ExecRequest, signals: Signals | None, remark: Callable[[str
                 directory,
                 wanted.environment,
                 resolved["env.pass"],
-                timeout=wanted.timeout,
+                timeout=box.timeout(wanted.timeout),
                 detached=wanted.detached,
                 request=request.id,
             )

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
@@ -92,7 +93,7 @@ def _run(
                 directory,
                 request.environment,
                 confined.settings["env.pass"],
-                timeout=request.timeout,
+                timeout=live.timeout(None) if request.timeout is None else request.timeout,
                 ends_sandbox=True,
                 request=asked.id,
             )
@@ -104,17 +105,7 @@ def _run(
         changes = live.changes()
         kept = not request.discard and (request.keep or bool(changes))
         if kept:
-            live.record.command = {
-                "argv": request.argv,
-                "exit_code": outcome.exit_code,
-                "reason": outcome.reason,
-                "duration_ms": round(outcome.duration * 1000, 3),
-                "changes": {
-                    "added": len(changes.added),
-                    "modified": len(changes.modified),
-                    "deleted": len(changes.deleted),
-                },
-            }
+            live.record.command = _told(request.argv, outcome, changes)
             live.settle()
         else:
             live.remove()
@@ -131,6 +122,18 @@ def _run(
                 live.remove()
         raise
     return RunResult(live.record, outcome, changes, kept, create_s, request.argv)
+
+
+def _told(argv: list[str], outcome: Outcome, changes: Changes) -> dict[str, Any]:
+    """What the record of a sandbox that is kept says of the command that it was made for."""
+    counts = {"added": len(changes.added), "modified": len(changes.modified), "deleted": len(changes.deleted)}
+    return {
+        "argv": argv,
+        "exit_code": outcome.exit_code,
+        "reason": outcome.reason,
+        "duration_ms": round(outcome.duration * 1000, 3),
+        "changes": counts,
+    }
 
 
 def _create(

@@ -20,11 +20,26 @@ from elsewhere.errors import ElsewhereError, NotFound, Refused
 from elsewhere.limits import NAMES
 from elsewhere.meeting import home_directory
 from elsewhere.operations.projects import find_project, refuse_inside
+from elsewhere.paths import is_within
 from elsewhere.sandbox import environment as variables
 from elsewhere.settings import FILE, KEYS, Value
 from elsewhere.storage.state import State, write_aside, write_new
 
-__all__ = ["Ignored", "Resolved", "Setup", "Trust", "config", "init", "resolve", "revoke", "trust", "trusted_projects"]
+__all__ = [
+    "Ignored",
+    "Resolved",
+    "Setup",
+    "Trust",
+    "cannot_be_hidden",
+    "config",
+    "init",
+    "resolve",
+    "revoke",
+    "trust",
+    "trusted_projects",
+]
+
+_OWN = ("/proc", "/sys", "/dev")  # without these nothing runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +61,6 @@ class Resolved:
     def __getitem__(self, key: str) -> Any:
         return self.values[key].value
 
-    def asked(self, key: str) -> bool:
-        """Whether somebody said so, and be it by way of `untrusted`."""
-        return self.values[key].source != "default"
-
     def asked_limits(self) -> dict[str, float]:
         """Those that were asked for by themselves."""
         return self._limits("default", "untrusted")
@@ -66,7 +77,7 @@ class Resolved:
         """One line for whoever is about to use it; empty if nothing was ignored."""
         if not self.ignored:
             return ""
-        names = ", ".join(one.key for one in self.ignored)
+        names = ", ".join(dict.fromkeys(one.key for one in self.ignored))
         return f"ignored, since the project's {FILE} is not trusted: {names} (elsewhere config says why)"
 
 
@@ -96,7 +107,8 @@ def resolve(
 def _resolve(
     state: State, file: _ProjectFile | None, given: Mapping[str, object] | None, environment: Mapping[str, str]
 ) -> Resolved:
-    below = ("user", _user_values())
+    users = _user_values()
+    below = ("user", users)
     above = [("environment", settings.from_environment(environment))]
     if given:
         above.append(("command line", settings.from_given(given)))
@@ -104,10 +116,32 @@ def _resolve(
     if file is None:
         return Resolved(without)
     wider = settings.held_back(file.values, without)
-    if wider and _trusts(state, file):
-        wider = {}
-    allowed = {name: value for name, value in file.values.items() if name not in wider}
-    return Resolved(settings.merge([below, ("project", allowed), *above]), _ignored(wider, without))
+    hide = file.values.get("sandbox.hide", ())
+    never = {path: reason for path in hide if (reason := cannot_be_hidden(path, file.project))}
+    if (wider or never) and _trusts(state, file):
+        wider, never = {}, {}
+    allowed = {
+        name: value
+        for name, value in file.values.items()
+        if name not in wider and (name in users or not _is_built_in(name, value))
+    }
+    if never:
+        allowed["sandbox.hide"] = tuple(path for path in hide if path not in never)
+    ignored = _ignored(wider, without) + tuple(Ignored("sandbox.hide", (path,), reason) for path, reason in never.items())
+    return Resolved(settings.merge([below, ("project", allowed), *above]), ignored)
+
+
+def cannot_be_hidden(path: str, project: str) -> str:
+    """Why a place cannot be hidden; empty if it can."""
+    place = os.path.realpath(path)
+    if is_within(project, place):
+        return "the project itself lies there"
+    return "the sandbox has its own there" if any(is_within(place, own) for own in _OWN) else ""
+
+
+def _is_built_in(name: str, value: Any) -> bool:
+    """A limit that holds anyway, best effort: a stranger's file that repeats it does not make it one that was asked for."""
+    return KEYS[name].kind == "limit" and bool(value == settings.built_in(KEYS[name]))
 
 
 def _user_values() -> dict[str, Any]:

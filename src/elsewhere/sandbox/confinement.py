@@ -18,10 +18,7 @@ becomes of them (`view.py`, `launching/`).
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NETWORKS", "VIEWS", "Confinement", "Share"]
-
-VIEWS = ("machine", "project")
-NETWORKS = ("host", "none")
+__all__ = ["Confinement", "Share"]
 
 
 @dataclass(frozen=True, slots=True)

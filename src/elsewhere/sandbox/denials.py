@@ -6,17 +6,19 @@
 that it holds; our own watchdog of those that only it looks after. The command's own output names places that are hidden or
 read-only: about those the kernel tells nobody. And of some programs (sudo) it is known what they cannot do. What nobody tells is
 listed in `docs/security.md`.
+
+Which place is what is decided by the sandbox's record alone. A command can print any path: whoever looked it up on the host would
+answer whether it is there, and could set an automount going.
 """
 
 import os
 from collections.abc import Iterable
 from typing import Any
 
-from elsewhere import units
 from elsewhere.linux import notifications
 from elsewhere.paths import is_within
 from elsewhere.sandbox import rungs
-from elsewhere.sandbox.enforcement import WATCHED
+from elsewhere.sandbox.enforcement import WATCHED, amount
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Denied
 
@@ -24,7 +26,10 @@ __all__ = ["from_output", "of_command"]
 
 _LOOKED_AT = 64 << 10  # of what a command said last
 _MOST = 20
-_REFUSALS = ("Permission denied", "Operation not permitted", "Read-only file system", "No such file or directory")
+_READ_ONLY = "Read-only file system"
+_REFUSALS = ("Permission denied", "Operation not permitted", _READ_ONLY, "No such file or directory")
+_NOT_REALITY = ("hidden", "private", "fresh", "not shown")  # how the steps of a plan begin that show something else
+_FRESH_ANYWAY = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")
 _GAINS = ("sudo", "doas", "pkexec")
 _GAINED_NOTHING = ("no new privileges", "setuid root", "effective uid is not 0", "must be setuid")
 _NO_GAIN = (
@@ -52,7 +57,7 @@ def _explained(one: Denied, record: Record) -> dict[str, Any]:
 
 def _limit(name: str, record: Record) -> tuple[str, str]:
     value = record.limits.get(name)
-    shown = "" if value is None else units.format_size(int(value)) if name in ("memory", "disk") else f"{value:g}"
+    shown = "" if value is None else amount(name, value)
     more = {"memory": "2G", "disk": "4G", "pids": "1024"}.get(name, "MORE")
     return f"{name} is limited to {shown}" if shown else f"{name} is limited", f"--{name} {more}, or less work at once"
 
@@ -72,25 +77,42 @@ def from_output(record: Record, argv: list[str], said: str) -> list[dict[str, An
         if any(refusal in line for refusal in _REFUSALS):
             for word in line.split():
                 path = word.strip(_ENDS)
-                rule = _path_rule(record, path) if path.startswith("/") else None
+                rule = _path_rule(record, path, read_only=_READ_ONLY in line) if path.startswith("/") else None
                 if rule is not None and ("path", path) not in found:
                     found["path", path] = _denial("path", path, *rule, told_by="output")
     return list(found.values())
 
 
-def _path_rule(record: Record, path: str) -> tuple[str, str] | None:
-    for place in record.enforced.get("hidden", []):
-        if is_within(path, place):
-            return f"{place} is hidden", f"--share {path}"
-    if record.confinement.get("view") == "project" and os.path.lexists(path) and not is_within(path, record.project):
-        return "the project view shows the system, toolchains and the project only", f"--share {path}, or --view machine"
-    if not _is_writable(record, path) and os.path.lexists(os.path.dirname(path)):
+def _path_rule(record: Record, path: str, *, read_only: bool) -> tuple[str, str] | None:
+    """`read_only`: that is what the kernel said about it."""
+    place = os.path.normpath(path)
+    if rungs.named(record.mechanism).copy and f"/{record.id}/" in place:
+        return None  # it works in its own directory, which lies in what is hidden
+    for hidden in record.enforced.get("hidden", []):
+        if is_within(place, hidden):
+            return f"{hidden} is hidden", f"--share {path}"
+    at, words = _step_at(record, place)
+    if read_only and words.startswith("shared"):
+        return f"{at} is shared read-only", f"--share {at}:rw, if reality is meant"
+    if any(is_within(place, fresh) for fresh in _FRESH_ANYWAY):
+        return None
+    if record.confinement.get("view") == "project" and words.startswith(_NOT_REALITY):
+        return (
+            "the project view shows the system, toolchains and the project only",
+            f"if it is there in reality: --share {path}, or --view machine",
+        )
+    if read_only and words.startswith("read-only"):
         return "this place is read-only in an ordinary user's sandbox", f"--share {path}:rw, if reality is meant"
     return None
 
 
-def _is_writable(record: Record, path: str) -> bool:
-    return any(is_within(path, layer["at"]) for layer in record.layers) or is_within(path, "/tmp")
+def _step_at(record: Record, place: str) -> tuple[str, str]:
+    """The step of the plan that says what this place is, and where; empty on a rung without a plan."""
+    found = ("", "")
+    for at, words in record.plan:
+        if not words.endswith("to mount on") and is_within(place, at) and len(at) >= len(found[0]):
+            found = (at, words)
+    return found
 
 
 def _denial(kind: str, what: str, rule: str, allow: str, *, count: int = 1, told_by: str = "kernel") -> dict[str, Any]:

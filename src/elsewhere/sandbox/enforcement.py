@@ -21,7 +21,7 @@ from elsewhere import units
 from elsewhere.errors import Unavailable
 from elsewhere.sandbox.rungs import Mechanism
 
-__all__ = ["RLIMIT", "WATCHED", "Facts", "Hold", "check", "hold"]
+__all__ = ["RLIMIT", "WATCHED", "Facts", "Hold", "amount", "check", "hold"]
 
 RLIMIT, WATCHED = "rlimit", "not enforced, watched"
 _CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
@@ -81,7 +81,7 @@ def check(limits: Mapping[str, float], holds: Mapping[str, Hold], binding: Itera
     loose = [name for name in binding if name in holds and not holds[name].holds]
     if not loose:
         return
-    said = "; ".join(f"{name} {_amount(name, limits[name])}: {holds[name].words}" for name in loose)
+    said = "; ".join(f"{name} {amount(name, limits[name])}: {holds[name].words}" for name in loose)
     raise Unavailable(
         "limit_not_enforceable",
         f"this host cannot hold the sandbox to what was asked for ({said})",
@@ -90,5 +90,6 @@ def check(limits: Mapping[str, float], holds: Mapping[str, Hold], binding: Itera
     )
 
 
-def _amount(name: str, value: float) -> str:
+def amount(name: str, value: float) -> str:
+    """A limit's value, in words."""
     return units.format_size(int(value)) if name in _SIZES else f"{value:g}"

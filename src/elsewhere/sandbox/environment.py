@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elsewhere.errors import UsageError
 from elsewhere.sandbox.identity import ALLOWED, RESERVED
 
-__all__ = ["Environment", "compose", "parse_assignment", "read_env_file"]
+__all__ = ["Environment", "compose", "looks_secret", "parse_assignment", "read_env_file"]
 
 _PASSED = frozenset(
     """LANG LANGUAGE TZ TERM COLORTERM NO_COLOR PATH HOME USER LOGNAME SHELL VIRTUAL_ENV NVM_DIR JAVA_HOME GOPATH CARGO_HOME
@@ -73,7 +73,8 @@ def _refuse_reserved(name: str) -> None:
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a project's own file may not ask for this variable: it could hand a stranger's repository the user's keys."""
+    """Whether somebody who is asked to trust a project's file should be told: a stranger's repository could get the user's keys.
+    Without trust it gets no variable at all, whatever it is called."""
     upper = name.upper()
     words = upper.split("_")
     return any(part in upper for part in _SECRET_PARTS) or (len(words) > 1 and any(word in _SECRET_WORDS for word in words))

@@ -87,7 +87,8 @@ class Live:
         detached: bool = False,
         request: str = "",
     ) -> Spec:
-        """A command of this sandbox. `directory` is where the caller stands, in reality's paths."""
+        """A command of this sandbox. `directory` is where the caller stands, in reality's paths; `timeout` is what holds for it
+        (see `timeout`)."""
         chosen = self._environment(asked, passed, directory, caller=os.environ if caller is None else caller)
         self.record.environment_left_out = list(chosen.left_out)
         for word in (*argv, directory, *chosen.variables.values()):
@@ -101,7 +102,7 @@ class Live:
             self._inside(directory),
             request=request,
             umask=_umask(),
-            timeout=self.timeout(timeout),
+            timeout=timeout,
             ends_sandbox=ends_sandbox,
             detached=detached,
         )
@@ -239,7 +240,11 @@ def enter(state: State, sandbox_id: str, admission: Admission) -> Live:
     engine.revive()
     reached = line.connect(state.sandbox(sandbox_id))
     if reached is not None:
-        return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
+        try:
+            reached.version()  # one that is about to rest has not seen us yet, and will not
+            return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
+        except Broken:
+            reached.close()
     with record.locked(state, sandbox_id) as lock:
         found = record.load(state, sandbox_id)
         if found.state != "running":

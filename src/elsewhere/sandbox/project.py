@@ -1,16 +1,18 @@
 """The project: which directory is being worked on, and what of it lies elsewhere.
 
 The nearest `elsewhere.toml` upwards, else the git top level, else the current directory. `/` and the home directory itself are
-refused. Git is never run here: two small files are read.
+refused, and so are markers above the current directory that somebody else put there, as git does. Git is never run here.
 """
 
-import contextlib
 import os
 import stat
 from dataclasses import dataclass
 
 from elsewhere.errors import NotFound, Refused, UsageError
+from elsewhere.paths import is_within
 from elsewhere.settings import FILE
+from elsewhere.storage import repositories
+from elsewhere.storage.repositories import small_file
 
 __all__ = ["Project", "find"]
 
@@ -18,11 +20,12 @@ __all__ = ["Project", "find"]
 @dataclass(frozen=True, slots=True)
 class Project:
     """`path` is free of links; `git` is the repository's common directory where that lies outside the project (a linked worktree,
-    a submodule), else None."""
+    a submodule), else None. `remark` is what somebody should know."""
 
     path: str
     git: str | None
     head: str | None
+    remark: str = ""
 
 
 def find(start: str, home: str, *, chosen: bool = False) -> Project:
@@ -45,10 +48,15 @@ def find(start: str, home: str, *, chosen: bool = False) -> Project:
         )
     top = path if chosen else _top(path, os.path.realpath(home))
     _check(top, os.path.realpath(home))
-    git = _git_directory(top)
-    common = _common_directory(git) if git else None
-    outside = common if common and not (common + "/").startswith(top + "/") else None
-    return Project(top, outside, _head(git, common) if git and common else None)
+    repository = repositories.look(top)
+    if repository is None:
+        return Project(top, None, None)
+    git, common = repository.git, repository.common
+    if not repository.belongs:
+        # A pointer that anybody can write must not become a place of the sandbox.
+        why = f"{os.path.join(top, '.git')!r} leads to {common!r}, which does not point back: that repository is not shown"
+        return Project(top, None, None, f"{why} (git worktree repair, or core.worktree there, makes it the project's own)")
+    return Project(top, None if is_within(common, top) else common, _head(git, common))
 
 
 def _top(path: str, home: str) -> str:
@@ -56,13 +64,22 @@ def _top(path: str, home: str) -> str:
     place = path
     while True:
         if place not in ("/", home):
-            if os.path.lexists(os.path.join(place, FILE)):
+            if _marks(place, FILE, path):
                 return place
-            if git is None and os.path.lexists(os.path.join(place, ".git")):
+            if git is None and _marks(place, ".git", path):
                 git = place
         if place == "/":
             return git or path
         place = os.path.dirname(place)
+
+
+def _marks(place: str, name: str, start: str) -> bool:
+    """Whether this name makes a directory above `start` the project: in a directory such as /tmp anybody could have put it."""
+    try:
+        owner = os.lstat(os.path.join(place, name)).st_uid
+        return place == start or owner in (0, os.geteuid()) or owner == os.stat(place).st_uid == os.stat(start).st_uid
+    except OSError:
+        return False
 
 
 def _check(path: str, home: str) -> None:
@@ -86,56 +103,21 @@ def _check(path: str, home: str) -> None:
         )
 
 
-def _read(path: str, limit: int = 4096) -> str | None:
-    """A small file that a stranger may have written: regular, bounded, never followed into a fifo."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as stream:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                text = os.fsdecode(stream.read(limit)).strip()
-                return None if "\0" in text else text
-    return None
-
-
-def _git_directory(top: str) -> str | None:
-    git = os.path.join(top, ".git")
-    if os.path.isdir(git):
-        return os.path.realpath(git)
-    text = _read(git)
-    if text and text.startswith("gitdir:"):
-        place = os.path.realpath(os.path.join(top, text[len("gitdir:") :].strip()))
-        return place if os.path.isdir(place) else None
-    return None
-
-
-def _common_directory(git: str) -> str | None:
-    text = _read(os.path.join(git, "commondir"))
-    place = os.path.realpath(os.path.join(git, text)) if text else git
-    # A pointer that names anything but a repository must not become a writable place of the sandbox.
-    return place if _is_repository(place) else None
-
-
-def _is_repository(place: str) -> bool:
-    """As git itself asks."""
-    directories = all(os.path.isdir(os.path.join(place, name)) for name in ("objects", "refs"))
-    return directories and os.path.lexists(os.path.join(place, "HEAD"))
-
-
 def _head(git: str, common: str) -> str | None:
     """The commit that HEAD names, from the files themselves."""
-    text = _read(os.path.join(git, "HEAD"))
+    text = small_file(os.path.join(git, "HEAD"))
     for _ in range(5):
         if not text or not text.startswith("ref:"):
             return text if text and len(text) in (40, 64) and not text.strip("0123456789abcdef") else None
         name = text[len("ref:") :].strip()
         if name.startswith("/") or ".." in name.split("/"):
             return None
-        text = _read(os.path.join(git, name)) or _read(os.path.join(common, name)) or _packed(common, name)
+        text = small_file(os.path.join(git, name)) or small_file(os.path.join(common, name)) or _packed(common, name)
     return None
 
 
 def _packed(common: str, name: str) -> str | None:
-    for line in (_read(os.path.join(common, "packed-refs"), 64 << 20) or "").split("\n"):
+    for line in (small_file(os.path.join(common, "packed-refs"), 64 << 20) or "").split("\n"):
         words = line.split(" ")
         if len(words) == 2 and words[1] == name:
             return words[0]

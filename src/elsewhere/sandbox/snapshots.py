@@ -170,10 +170,21 @@ def frozen(state: State, found: Record, place: Place, then: Callable[[str | None
                 shutil.rmtree(os.path.join(place.data, made.id), ignore_errors=True)
             raise
     mend(state, found, place, laid=True)
-    if apart and layers.is_due(made.id):
+    if apart:
         with contextlib.suppress(OSError):  # without room for it, another time
-            layers.merge(made.id, place.data)  # only who has the image mounted can
+            _tidy_image(layers, found, place)
     return layers.measured(made, place.data, _QUICK_S)
+
+
+def _tidy_image(layers: Layers, found: Record, place: Place) -> None:
+    """What lies in an image, only who has it mounted can merge, and take away when nothing needs it."""
+    assert found.tip is not None
+    if layers.is_due(found.tip):
+        layers.merge(found.tip, place.data)
+    needed = layers.needed([found.tip, *(one["layer"] for one in found.snapshots if one["layer"])])
+    for name in os.listdir(place.data):
+        if name not in needed:
+            trash.remove_tree(os.path.join(place.data, name))
 
 
 def mend(state: State, found: Record, place: Place, *, laid: bool = False) -> None:
@@ -211,7 +222,7 @@ def _is_written(layers: Layers, found: Record, place: Place) -> bool:
     """Whether the upper says anything that what lies below it does not."""
     if found.tip is None:
         return True
-    step = layers.chain(found.tip)[0]
+    step = layers.top(found.tip)
     for name in os.listdir(place.upper):
         mine = os.path.join(place.upper, name)
         if name not in step.holds or os.listdir(mine):

@@ -1,7 +1,8 @@
 """Toolchains: which directories have to be shown for the programs that the caller's PATH names, and no more than these.
 
     well known         the root of the installation, wherever in it the named directory lies (`~/.nvm/versions/node/v20/bin`)
-    a directory bin    what lies around it, unless that is a home, a repository, or the top of something larger
+    a directory bin    what lies around it, unless that is a home, a repository, or the top of something larger; of a Cargo home
+                       and a Go workspace only what programs and builds need
     anything else      the directory itself
     a virtual environment   brings the interpreter that it was made from
 
@@ -62,7 +63,22 @@ def _around(path: str, homes: tuple[str, ...], *, only_well_known: bool) -> list
         return []  # a project says what it likes about its interpreter
     parent = os.path.dirname(path)
     whole = os.path.basename(path) == "bin" and _is_narrow(parent, homes) and not os.path.lexists(os.path.join(parent, ".git"))
-    return [parent] if whole else [path]
+    place = parent if whole else path
+    return (_parts(place) if _is_narrow(place, homes) else []) or [place]
+
+
+def _parts(place: str) -> list[str]:
+    """What is needed of an installation that holds something else besides; empty if it is none of these."""
+
+    def has(*names: str) -> bool:
+        return any(os.path.lexists(os.path.join(place, name)) for name in names)
+
+    is_cargo = has(".crates.toml", "credentials.toml", "credentials", "registry", "bin/cargo", "bin/rustup")
+    if is_cargo and has("bin") and not has("lib"):  # with a lib it is Rust itself
+        return [os.path.join(place, name) for name in ("bin", "registry", "git")]
+    if (has("pkg/mod", "pkg/sumdb") or (has("pkg") and has("src"))) and not has("VERSION"):  # with a version it is Go itself
+        return [os.path.join(place, name) for name in ("bin", "pkg")]
+    return []
 
 
 def _is_narrow(place: str, kept: tuple[str, ...]) -> bool:

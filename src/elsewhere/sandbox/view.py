@@ -9,7 +9,7 @@
     local file systems, read-only          read-only                  read-only
     network and FUSE                       read-only                  read-only
     a single file (container's resolv.conf) read-only                 read-only
-    kernel's own (cgroup, debugfs, …)      not shown                  read-only
+    kernel's own (cgroup, another proc, …) not shown                  covered; below /proc and /sys: not shown, read-only
     autofs                                 not shown, not triggered   covered, not triggered
     /proc /dev /run (/sys)                 fresh                      fresh (/sys: read-only)
     /tmp (/var/tmp)                        the sandbox's own          the sandbox's own
@@ -68,10 +68,6 @@ __all__ = [
     "empty_plan",
 ]
 
-_KERNELS_OWN = frozenset(
-    """proc sysfs devtmpfs devpts cgroup cgroup2 debugfs tracefs securityfs configfs pstore efivarfs bpf binfmt_misc mqueue
-    hugetlbfs fusectl rpc_pipefs nsfs selinuxfs ramfs""".split()
-)
 _PLAIN = Confinement()
 
 USER_ROOT = Clone("/", "/", sys_.MOUNT_ATTR_RDONLY | sys_.MOUNT_ATTR_NOSUID | sys_.MOUNT_ATTR_NODEV, recursive=True)
@@ -212,7 +208,7 @@ class _Drawing:
             )
         if mount.kind == "autofs":
             return Absent(mount.target, "autofs, not to be triggered")
-        if mount.kind in _KERNELS_OWN:
+        if mount.kernels_own:
             return Absent(mount.target, mount.kind)
         if self._narrow and not self._is_shown(mount.target):
             return Absent(mount.target, "it is not part of the project view")
@@ -272,7 +268,9 @@ class _Drawing:
         operations += [
             Cover(mount.target, directory=True)
             for mount in self._mounts
-            if mount.kind == "autofs" and self._is_shown(mount.target)
+            if (mount.kind == "autofs" or (mount.kernels_own and not _replaced(mount.target)))
+            and self._is_shown(mount.target)
+            and not any(is_within(place, mount.target) for place in self._places)
         ]
         cloned = [one.target for one in operations if isinstance(one, Clone | Shared)]
         sockets = [
@@ -387,9 +385,12 @@ class _Drawing:
     def _hidden(self, also: tuple[str, ...]) -> list[str]:
         shares = tuple(share.path for share in self._shares)
         hide = self._confinement.hide
-        found = hidden.hidden_places(self._host.home, (self._project.path,), self._host.state, also, hide=hide, shares=shares)
+        found = hidden.hidden_places(
+            self._host.home, (self._project.path,), self._host.state, also, hide=hide, shares=shares, mounts=self._mounts
+        )
         if self._base.layers:  # the base may have what reality no longer has
-            found += [path for path in hide if path.startswith(self._project.path + "/") and path not in found]
+            known = set(found)
+            found += [path for path in hide if path.startswith(self._project.path + "/") and path not in known]
         return [path for path in found if self._is_shown(path)]
 
     # -- both ---------------------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ class Sandbox:
                 directory,
                 (env or {}).items(),
                 resolve(self._box.state, self._box.record.project)["env.pass"],
-                timeout=limit,
+                timeout=self._box.timeout(limit),
                 request=request.id,
             )
             stdin = _source(input)
@@ -227,7 +227,7 @@ class Sandbox:
                 directory,
                 (env or {}).items(),
                 resolve(self._box.state, self._box.record.project)["env.pass"],
-                timeout=limit,
+                timeout=self._box.timeout(limit),
                 detached=detached,
                 request=request.id,
             )

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 
 from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, NotFound, StateError, Unavailable, UsageError
+from elsewhere.storage import repositories
 from elsewhere.storage.capturing import Progress, Tell
+from elsewhere.storage.repositories import small_file
 from elsewhere.storage.rooms import Room, room_for, room_needed
 from elsewhere.storage.state import State
 
@@ -62,20 +64,10 @@ class Checkout:
 
 
 def git_places(project: str) -> tuple[str, str] | None:
-    """The repository's own and its common directory (the same, but for a linked worktree); None: the project is no repository.
-    Git is not run: two small files are read."""
-    pointer = os.path.join(project, ".git")
-    if os.path.isdir(pointer):
-        git = os.path.realpath(pointer)
-    else:
-        text = _small_file(pointer)
-        if not text or not text.startswith("gitdir:"):
-            return None
-        git = os.path.realpath(os.path.join(project, text[len("gitdir:") :].strip()))
-    text = _small_file(os.path.join(git, "commondir"))
-    common = os.path.realpath(os.path.join(git, text)) if text else git
-    parts = all(os.path.isdir(os.path.join(common, name)) for name in ("objects", "refs"))
-    return (git, common) if parts and os.path.lexists(os.path.join(git, "HEAD")) else None
+    """The repository's own and its common directory (the same, but for a linked worktree); None: the project is no repository, or
+    points to one that is not its own."""
+    found = repositories.look(project)
+    return (found.git, found.common) if found and found.belongs else None
 
 
 def resolve(project: str, ref: str) -> str:
@@ -182,9 +174,7 @@ def unused_commits(room: Room, used: Collection[str], *, younger: float = 0.0) -
     with contextlib.suppress(FileNotFoundError):
         places = [room.inside("commits", name) for name in sorted(os.listdir(room.inside("commits")))]
         return [
-            place
-            for place in places
-            if os.path.join(place, "tree") not in used and os.lstat(place).st_ctime <= wall() - younger
+            place for place in places if os.path.join(place, "tree") not in used and os.lstat(place).st_ctime <= wall() - younger
         ]
     return []
 
@@ -218,7 +208,7 @@ class _Maker:
         for directory in (self.place, tree, own, f"{own}/objects", f"{own}/objects/info", f"{own}/refs", f"{own}/info"):
             os.mkdir(directory, 0o700)
         _write(f"{own}/objects/info/alternates", f"{_quoted(os.path.join(self.common, 'objects'))}\n")
-        _write(f"{own}/info/attributes", _small_file(os.path.join(self.common, "info/attributes"), 1 << 20) or "")
+        _write(f"{own}/info/attributes", small_file(os.path.join(self.common, "info/attributes"), 1 << 20) or "")
         _write(f"{own}/HEAD", "ref: refs/heads/none\n")
         _write(f"{own}/config", self._configuration())
         surroundings = {"GIT_INDEX_FILE": f"{self.place}/index", "GIT_WORK_TREE": tree, "GIT_INDEX_VERSION": "2"}
@@ -231,7 +221,7 @@ class _Maker:
 
     def _make_place_for_git(self, tree: str) -> None:
         """Where the repository is shown later: a directory to mount on, or the file that says where it lies."""
-        pointer = _small_file(os.path.join(self.project, ".git"))
+        pointer = small_file(os.path.join(self.project, ".git"))
         if pointer is None:
             os.mkdir(os.path.join(tree, ".git"), 0o700)
         else:
@@ -403,17 +393,6 @@ def _run(
         raise Unavailable("git_missing", "git is not installed, and --base-ref needs it", hint="install git") from None
     except subprocess.TimeoutExpired:
         raise Broken("git_silent", f"git did not answer within {patience:.0f} s: {' '.join(line)}") from None
-
-
-def _small_file(path: str, limit: int = 4096) -> str | None:
-    """A file that a stranger may have written: regular, bounded, never waited for."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as stream:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                text = os.fsdecode(stream.read(limit))
-                return None if "\0" in text else text.strip()
-    return None
 
 
 def _write(path: str, text: str) -> None:

@@ -161,6 +161,10 @@ class Layers:
         """What has to be mounted, newest first."""
         return [step for _, step in self._walk(tip)]
 
+    def top(self, tip: str) -> Step:
+        """The newest of them."""
+        return next(step for _, step in self._walk(tip))
+
     def _walk(self, tip: str | None) -> Iterator[tuple[str, Step]]:
         seen: set[str] = set()
         while tip is not None and tip not in seen:

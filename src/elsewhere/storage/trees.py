@@ -86,11 +86,13 @@ class Directory:
 
 class Tree:
     def __init__(self, roots: Sequence[str], stack: contextlib.ExitStack) -> None:
-        """Of one directory, or of the layers of a stack, newest first."""
+        """Of one directory, or of the layers of a stack, newest first. One that is not there (reality may have removed it) is an
+        empty tree."""
         self._roots = []
         for root in roots:
-            self._roots.append(os.open(root, _FLAGS))
-            stack.callback(os.close, self._roots[-1])
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._roots.append(os.open(root, _FLAGS))
+                stack.callback(os.close, self._roots[-1])
 
     def open(self, path: str, stack: contextlib.ExitStack) -> Directory | None:
         """None: there is no directory of that name."""
@@ -108,6 +110,8 @@ class Tree:
         for root in self._roots:
             here.append(os.open(".", _FLAGS, dir_fd=root))
             stack.callback(os.close, here[-1])
+        if not here:
+            return None
         for part in path.split("/") if path else ():
             below = []
             for fd in here:

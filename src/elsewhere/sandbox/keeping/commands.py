@@ -2,7 +2,7 @@
 
 The end is the exit of the main process, which the keeper reports; never the end of a stream, so that a child which was left
 behind and holds an output cannot keep anybody waiting. Output goes straight to the caller's descriptors, or through a terminal
-of the sandbox's own, or is captured up to a cap.
+of the sandbox's own, or is captured up to a cap. A terminal of the caller's never goes in.
 """
 
 import contextlib
@@ -44,6 +44,8 @@ _CHUNK = 1 << 16
 _PACKET = 4096
 _PIPE_ATOMIC = 4096  # is written as a whole, or not at all
 _PIPE_CHUNKS = 32
+_BEHIND_MS = 200
+_CONTROLLING = os.makedev(5, 0)  # /dev/tty, which is whatever terminal its opener has
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -85,6 +87,11 @@ class Signals:
         except OSError:
             return b""
 
+    def caller(self) -> int:
+        """The process that receives them: it connected."""
+        pid, _, _ = struct.unpack("iII", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return int(pid)
+
     def pause(self, seconds: float) -> None:
         """Sleep, for somebody who may be gone or may have had enough meanwhile."""
         if not wire.readable(self.sock, seconds):
@@ -105,24 +112,25 @@ def pause_of(signals: Signals | None) -> Callable[[float], None]:
 def attached(
     control: socket.socket, spec: Spec, fds: tuple[int, int, int], signals: Signals | None = None, *, relayed: bool = False
 ) -> Outcome:
-    """On the caller's own descriptors. `relayed`: a file of the host that output goes to cannot be opened again inside (by way of
-    /dev/stderr, say), so the command gets a pipe, which can."""
-    files = [fd for fd in fds[1:] if relayed and _is_file(fd)]
+    """On the caller's own descriptors, but for terminals: whoever has one reads what is typed there, also later, and sets how it
+    behaves. `relayed`: a file of the host that output goes to cannot be opened again inside (by way of /dev/stderr, say), so the
+    command gets a pipe, which can."""
+    outputs = [fd for fd in fds[1:] if os.isatty(fd) or (relayed and _is_file(fd))]
     with contextlib.ExitStack() as stack:
-        feed = stack.enter_context(_fed(fds[0]))
+        feed = stack.enter_context(_fed(fds[0], signals))
         source = fds[0] if feed is None else feed.reader
-        if not files:
+        if not outputs:
             run = stack.enter_context(started(control, spec, [source, *fds[1:]]))
             run.wait(signals, feed=feed)
             return run.outcome()
         relays: list[_Relay] = []
-        for fd in files:
+        for fd in outputs:
             # Two names of one file are one file: what is said on both stays in order.
             if not any(os.path.sameopenfile(fd, relay.target) for relay in relays):
                 relays.append(_Relay(fd))
                 stack.callback(relays[-1].close)
         writers = [
-            next((relay.writer for relay in relays if fd in files and os.path.sameopenfile(fd, relay.target)), fd)
+            next((relay.writer for relay in relays if fd in outputs and os.path.sameopenfile(fd, relay.target)), fd)
             for fd in fds[1:]
         ]
         try:
@@ -144,7 +152,7 @@ def captured(control: socket.socket, spec: Spec, stdin: int, signals: Signals | 
             reader, writer = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, reader)
             sinks.append(_Sink(reader, writer, cap))
-        feed = stack.enter_context(_fed(stdin))
+        feed = stack.enter_context(_fed(stdin, signals))
         source = stdin if feed is None else feed.reader
         try:
             run = stack.enter_context(started(control, spec, [source, sinks[0].writer, sinks[1].writer]))
@@ -202,8 +210,8 @@ class _Sink:
 
 
 class _Relay:
-    """A pipe whose content goes to a file of the caller's. If that cannot be written (a full disk), the pipe breaks, and whoever
-    goes on writing notices."""
+    """A pipe whose content goes to a file or a terminal of the caller's. If that cannot be written (a full disk, say), the pipe
+    breaks, and whoever goes on writing notices."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -219,8 +227,7 @@ class _Relay:
         if not view:
             return False
         try:
-            while view:
-                view = view[os.write(self.target, view) :]
+            _write_all(self.target, view)
         except OSError:
             self.close()
             return False
@@ -243,13 +250,17 @@ def _is_file(fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def _fed(source: int) -> "Iterator[_Feed | None]":
-    """Standard input for a command, where the caller's is a file with a name: whoever has such a file can change it by way of
-    /proc/self/fd, though it was opened for reading only."""
-    if not _is_file(source) or os.fstat(source).st_nlink == 0:
+def _fed(source: int, signals: Signals | None) -> "Iterator[_Feed | _Typed | None]":
+    """Standard input for a command, where the caller's is a terminal, or a file with a name: whoever has such a file can change
+    it by way of /proc/self/fd, though it was opened for reading only."""
+    feed: _Feed | _Typed
+    if os.isatty(source):
+        feed = _Typed(source, signals)
+    elif _is_file(source) and os.fstat(source).st_nlink:
+        feed = _Feed(source)
+    else:
         yield None
         return
-    feed = _Feed(source)
     try:
         yield feed
     finally:
@@ -265,20 +276,28 @@ class _Feed:
         self._source = source
         os.set_blocking(self.writer, False)
 
-    def move(self) -> bool:
-        """Whether there is more."""
+    def register(self, poll: select.poll) -> int | None:
+        if self.writer >= 0:
+            poll.register(self.writer, select.POLLOUT)
+        return None
+
+    def serves(self, fd: int) -> bool:
+        return fd == self.writer
+
+    def move(self, poll: select.poll, fd: int, events: int) -> None:
+        del events
         chunk = os.read(self._source, _PIPE_ATOMIC)
         try:
             if chunk:
                 os.write(self.writer, chunk)
-                return True
+                return
         except OSError as error:  # no room yet, or nobody reads any more
             os.lseek(self._source, -len(chunk), os.SEEK_CUR)
             if isinstance(error, BlockingIOError):
-                return True
+                return
+        poll.unregister(fd)
         os.close(self.writer)
         self.writer = -1
-        return False
 
     def close(self) -> None:
         left = struct.unpack("i", fcntl.ioctl(self.reader, termios.FIONREAD, b"\0" * 4))[0]
@@ -288,6 +307,87 @@ class _Feed:
         for fd in (self.reader, self.writer):
             if fd >= 0:
                 os.close(fd)
+
+
+class _Typed:
+    """A pipe into which goes what is typed on the caller's terminal. What was taken cannot be given back, so more is taken only
+    when all of it was read: with a command that does not read, a line is lost at the most. Nothing is taken while the caller is
+    in the background: what is typed then is for whoever is in front."""
+
+    def __init__(self, source: int, signals: Signals | None) -> None:
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, _PIPE_ATOMIC)  # one page: it has room when it is empty, and only then
+        os.set_blocking(self.writer, False)
+        self._caller = os.getpid() if signals is None else signals.caller()
+        self._terminal = os.fstat(source).st_rdev
+        self._own = -1
+        with contextlib.suppress(OSError):  # of its own, so that not to wait for it concerns nobody else
+            self._own = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        self._source = source if self._own < 0 else self._own
+        self._empty = False
+
+    def register(self, poll: select.poll) -> int | None:
+        """For how many milliseconds to wait at the most: that we are in front again is told by nobody."""
+        if self.reader >= 0:
+            os.close(self.reader)  # the command has it by now, and when it lets go of it we are to notice
+            self.reader = -1
+        with contextlib.suppress(KeyError):
+            poll.unregister(self._source)
+        if self.writer < 0:
+            return None
+        poll.register(self.writer, 0 if self._empty else select.POLLOUT)  # that nobody reads any more is told in any case
+        if not self._empty:
+            return None
+        if not _is_in_front(self._caller, self._terminal):
+            return _BEHIND_MS
+        poll.register(self._source, select.POLLIN)
+        return None
+
+    def serves(self, fd: int) -> bool:
+        return fd in (self.writer, self._source)
+
+    def move(self, poll: select.poll, fd: int, events: int) -> None:
+        if self.writer < 0:
+            return  # both had news at once, and the first one was the end
+        if fd == self.writer and not events & (select.POLLERR | select.POLLHUP):
+            self._empty = True
+            return
+        typed = b""
+        if fd != self.writer:
+            try:
+                typed = os.read(self._source, _PIPE_ATOMIC)
+            except BlockingIOError:
+                return  # somebody else was faster
+            except OSError:
+                pass  # a terminal that is gone reads as an error
+        try:
+            if typed:
+                os.write(self.writer, typed)
+                self._empty = False
+                return
+        except OSError:
+            pass  # nobody reads any more
+        poll.unregister(self.writer)
+        os.close(self.writer)
+        self.writer = -1
+
+    def close(self) -> None:
+        for fd in (self.reader, self.writer, self._own):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _is_in_front(caller: int, terminal: int) -> bool:
+    """Whether a process may read from a terminal: the kernel would stop it only if that is the one of its own session, and it is
+    in the background there. Of one that cannot be asked nothing is known, and nothing is taken."""
+    try:
+        with open(f"/proc/{caller}/stat", "rb") as stream:
+            words = stream.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    state, group, number, front = words[0], int(words[2]), int(words[4]), int(words[5])
+    own = os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
+    return state != b"T" and (terminal not in (own, _CONTROLLING) or group == front)
 
 
 class _Keys:
@@ -383,12 +483,10 @@ class Running:
         streams: dict[int, Callable[[], bool]] | None = None,
         keys: "_Keys | None" = None,
         resized: Callable[[], None] | None = None,
-        feed: "_Feed | None" = None,
+        feed: "_Feed | _Typed | None" = None,
     ) -> None:
         streams = dict(streams or {})
         poll = select.poll()
-        if feed is not None:
-            poll.register(feed.writer, select.POLLOUT)
         poll.register(self._channel.fileno(), select.POLLIN)
         for fd in streams:
             poll.register(fd, select.POLLIN)
@@ -397,14 +495,14 @@ class Running:
         while not self._words:
             if keys is not None:
                 keys.register(poll, served=keys.target in streams)
-            for fd, events in poll.poll():
+            patience = None if feed is None else feed.register(poll)
+            for fd, events in poll.poll(patience):
                 if fd == self._channel.fileno():
                     self._hear()
                 elif signals is not None and fd == signals.sock.fileno():
                     self._signal(signals, resized)
-                elif feed is not None and fd == feed.writer:
-                    if not feed.move():
-                        poll.unregister(fd)
+                elif feed is not None and feed.serves(fd):
+                    feed.move(poll, fd, events)
                 elif keys is not None and (fd == keys.source or events & select.POLLOUT):
                     keys.move()
                 elif fd in streams and not streams[fd]():
@@ -507,7 +605,10 @@ def _recv(channel: socket.socket) -> str:
 
 
 def _receive_terminal(channel: socket.socket, spec: Spec) -> int:
-    data, fds = wire.receive_raw(channel, 256, 1)
+    try:
+        data, fds = wire.receive_raw(channel, 256, 1)
+    except OSError:
+        data, fds = b"", []
     if data != b"terminal" or len(fds) != 1:
         _check_started(data.decode("ascii", "replace"), spec)
         raise Broken("keeper_nonsense", f"the keeper sent {data!r} instead of a terminal")
@@ -530,6 +631,12 @@ def _check_started(message: str, spec: Spec) -> int:
             "pids_reached",
             f"{spec.argv[0]!r} cannot be started: the sandbox has as many processes as it may have",
             hint="elsewhere ps shows them; --pids gives a sandbox more",
+        )
+    elif number in (errno.EMFILE, errno.ENFILE):
+        error = Refused(
+            "commands_reached",
+            f"{spec.argv[0]!r} cannot be started: as many commands run in the sandbox as its keeper can hold",
+            hint="elsewhere ps shows them; elsewhere kill ends one",
         )
     elif code == "127":
         error = NotFound(
@@ -585,7 +692,15 @@ def _pass_on(source: int, target: int) -> bool:
         return False
     except OSError:
         return False  # a terminal whose other side is closed reads as an error
-    view = memoryview(data)
+    try:
+        _write_all(target, memoryview(data))
+    except OSError:
+        return False
+    return bool(data)
+
+
+def _write_all(target: int, view: memoryview) -> None:
+    """Also to what somebody else does not want to wait for."""
     while view:
         try:
             view = view[os.write(target, view) :]
@@ -593,6 +708,3 @@ def _pass_on(source: int, target: int) -> bool:
             poll = select.poll()
             poll.register(target, select.POLLOUT)
             poll.poll()
-        except OSError:
-            return False
-    return bool(data)

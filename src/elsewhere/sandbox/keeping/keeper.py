@@ -78,7 +78,9 @@ _OVERTIME = ("timeout", "expired")  # these end with 124, as in a shell
 _MOST_DENIALS = 40
 _LINGER_S = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
-_RLIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC, "file_size": resource.RLIMIT_FSIZE}
+_RLIMITS = {"processes": resource.RLIMIT_NPROC, "file_size": resource.RLIMIT_FSIZE}
+_SPARE = 48  # descriptors that we may need for ourselves, to look around or to answer
+_CLOSE_TO_FULL = 256 << 20  # of memory: what can be used up while we are in the commands' group
 
 
 def seal_imports() -> None:
@@ -99,6 +101,8 @@ class _Command:
     detached: bool
     meter: Meter
     denials: dict[str, int]
+    number: int
+    before: frozenset[tuple[int, int]] | None
     reason: str = ""
     killed: bool = False
 
@@ -137,6 +141,7 @@ class Keeper:
         self._idle: float | None = None
         self._idle_since = 0.0
         self._left_behind = False
+        self._open_files: int | None = None
         self._frozen: _Frozen | None = None
         self._postponed: list[tuple[Spec, list[int]]] = []
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -211,6 +216,8 @@ class Keeper:
     def _owner_speaks(self) -> None:
         try:
             message, fds = wire.receive(self._control)
+        except wire.Crowded:
+            return  # whoever asked sees that it was not heard
         except (EOFError, OSError):
             if not self._stays:
                 self._end_all("cancelled")
@@ -228,7 +235,10 @@ class Keeper:
         elif message[0] == "rehearse":
             self.rehearse()
         else:
-            self._order(self._control, message, fds)
+            try:
+                self._order(self._control, message, fds)
+            except (OSError, TypeError, ValueError, LookupError):
+                pass  # it does not listen any more, or we do not understand it
 
     def _hold(self, fds: list[int]) -> None:
         """The lock of the sandbox's directory for as long as we live, and how others find us, later."""
@@ -241,9 +251,11 @@ class Keeper:
         there. Whoever listens is who the other side sees as its peer: so it has to be us."""
         assert self._listener is not None
         for name, wanted in rules.get("rlimits", {}).items():
-            hard = resource.getrlimit(_RLIMITS[name])[1]
-            most = wanted if hard < 0 else min(wanted, hard)
-            resource.setrlimit(_RLIMITS[name], (most, most))
+            if name == "files":
+                self._open_files = _at_most(resource.RLIMIT_NOFILE, wanted)  # of commands: we need more, one or two for each
+            else:
+                most = _at_most(_RLIMITS[name], wanted)
+                resource.setrlimit(_RLIMITS[name], (most, most))
         self._watch.arm(rules, *(fds or (-1, -1)))
         if rules.get("writable"):
             landlock.keep_from_writing_elsewhere(rules["writable"])
@@ -259,6 +271,9 @@ class Keeper:
             peer, _ = self._listener.accept()
         except OSError:
             return  # gone again
+        if _is_crowded(peer.fileno(), _SPARE // 2):
+            peer.close()
+            return
         peer.settimeout(_ANSWER_S)  # one who does not take an answer must not keep the others waiting
         self._peers[peer.fileno()] = peer
         self._poll.register(peer.fileno(), select.POLLIN)
@@ -267,6 +282,8 @@ class Keeper:
         try:
             message, fds = wire.receive(peer)
             self._order(peer, message, fds)
+        except wire.Crowded:
+            return  # whoever asked sees that it was not heard
         except (EOFError, OSError, TypeError, ValueError, LookupError):  # gone, or of a version that we do not understand
             if self._frozen is not None and self._frozen.asker is peer:
                 self._thaw()
@@ -321,10 +338,10 @@ class Keeper:
 
     def _connected(self) -> int:
         """How many can give us orders, without those who are gone and with those who were not let in yet."""
-        while self._listener is not None and select.select([self._listener], [], [], 0)[0]:
+        while self._listener is not None and wire.readable(self._listener):
             self._accept()
         gone = 0
-        for peer in select.select(list(self._peers.values()), [], [], 0)[0]:
+        for peer in filter(wire.readable, self._peers.values()):
             try:
                 gone += not peer.recv(1, socket.MSG_PEEK)
             except OSError:
@@ -381,9 +398,12 @@ class Keeper:
             try:
                 if self._closing is not None:
                     raise OSError(errno.ESHUTDOWN, "the sandbox is ending")
+                if _is_crowded(max(channel.fileno(), *fds, -1), _SPARE):
+                    raise OSError(errno.EMFILE, "there is no room for another one")
                 if spec.terminal is not None:
                     master, name = spawning.terminal(*spec.terminal)
                 meter = self._watch.begin(alone=not self._commands)
+                before = self._left_by_others()
                 pid = self._start(spec.argv, environment, fds, name)
                 meter.follow(pid)
             except OSError as error:  # of the program, or of its terminal
@@ -401,7 +421,9 @@ class Keeper:
                     pass  # the caller is gone, and the end of the channel says so
             _say(channel, f"started {pid}")
             deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
-            command = _Command(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached, meter, {})
+            command = _Command(
+                *(pid, mark, spec.request, channel, deadline, spec.ends_sandbox, spec.detached, meter, {}), self._count, before
+            )
             self._commands[pid] = command
             self._by_channel[channel.fileno()] = command
             self._poll.register(channel.fileno(), select.POLLIN)
@@ -416,11 +438,21 @@ class Keeper:
 
     def _start(self, argv: list[str], environment: dict[str, str], fds: list[int], terminal: str | None) -> int:
         """A process is born in its parent's group: so we go there ourselves. The kernel takes its time to move anybody, so we are
-        there while nothing runs, and leave only when a command takes longer than most."""
-        if self._watch.gauges is not None:
-            self._watch.gauges.enter_work()
+        there while nothing runs, and leave only when a command takes longer than most. But where the group could be full before
+        we leave, the command's process goes there and we do not: the memory killer takes the largest."""
+        gauges, enter = self._watch.gauges, None
+        if gauges is not None and self._is_close_to_full():
+            gauges.leave_work()
+            enter = gauges.enter_work_alone
+        elif gauges is not None:
+            gauges.enter_work()
         self._leave_at = time.monotonic() + _LINGER_S
-        return spawning.start(argv, environment, fds, terminal)
+        own = None if self._open_files is None and enter is None else spawning.Own(self._open_files, enter)
+        return spawning.start(argv, environment, fds, terminal, own)
+
+    def _is_close_to_full(self) -> bool:
+        left = self._watch.gauges.memory_left() if self._watch.gauges is not None else None
+        return left is not None and left < _CLOSE_TO_FULL
 
     def _step_aside(self, now: float) -> None:
         """Out of the commands' group, where the memory killer could choose us; and back when nothing runs any more."""
@@ -433,7 +465,7 @@ class Keeper:
                 gauges.leave_work()
         elif gauges is not None and not self._busy():
             self._leave_at = None
-            gauges.enter_work()
+            (gauges.leave_work if self._is_close_to_full() else gauges.enter_work)()
 
     def _refuse_call(self) -> None:
         asked = notifications.read(self._refused_calls)
@@ -638,10 +670,25 @@ class Keeper:
         wanted = processes.tree_of(command.pid, found)
         if self._alone:
             wanted |= {pid for pid in found if pid not in wanted and processes.mark_of(pid) == command.mark}
+            wanted |= self._hidden(command, found)
         wanted.discard(os.getpid())
         for pid in wanted:
             kill_quietly(pid, number)
         return wanted
+
+    def _hidden(self, command: _Command, found: dict[int, processes.Process]) -> set[int]:
+        """What of its tree has left it and says nothing about where it came from. Whose it is can only be known if nothing else
+        was started, or ran, from its beginning on."""
+        others = any(other is not command for other in self._commands.values())
+        if command.before is None or others or self._count != command.number:
+            return set()
+        return processes.since(command.before, found, os.getpid())
+
+    def _left_by_others(self) -> frozenset[tuple[int, int]] | None:
+        """Who is there before a command starts; None: other commands, so that who comes is not its own for certain."""
+        if self._commands:
+            return None
+        return frozenset((pid, one.started) for pid, one in self._others().items()) if self._left_behind else frozenset()
 
     def _signal_everybody(self, number: int) -> None:
         if self._alone:
@@ -671,6 +718,17 @@ def _reason(broken: list[str], code: int, number: int) -> str:
     if code and broken:
         return broken[0]
     return "signaled" if number else "exited"
+
+
+def _at_most(kind: int, wanted: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return wanted if hard < 0 else min(wanted, hard)
+
+
+def _is_crowded(fd: int, spare: int) -> bool:
+    """Whether so many more would be too many. The kernel gives away the lowest number that is free."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 <= soft <= fd + spare
 
 
 def _say(channel: socket.socket, words: str) -> None:

@@ -11,9 +11,11 @@ __all__ = [
     "Process",
     "descendants",
     "everything",
+    "is_running",
     "kill_quietly",
     "mark_of",
     "reap_all",
+    "since",
     "stop_all",
     "told",
     "tree_of",
@@ -25,6 +27,7 @@ MARK = "ELSEWHERE_COMMAND"
 WINDOW = "window"  # the mark of a process that only waits, so that others can look in
 _LONGEST_COMMAND_LINE = 1024
 _STOPPING_S = 10.0
+_LOOKING_S, _LOOKING_LONGEST_S = 0.0005, 0.05
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -45,8 +48,13 @@ class Process:
 
 
 def everything() -> dict[int, Process]:
-    found = {}
-    for name in os.listdir("/proc"):
+    """Nobody, where nobody can be asked for: a keeper without a free descriptor goes on."""
+    found: dict[int, Process] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return found
+    for name in names:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as stream:
@@ -69,6 +77,20 @@ def tree_of(leader: int, processes: dict[int, Process]) -> set[int]:
                 wanted.add(pid)
                 grown = True
     return wanted
+
+
+def since(before: frozenset[tuple[int, int]], processes: dict[int, Process], keeper: int) -> set[int]:
+    """Who is not among those that were there before (numbers and when they started), and was not born to one of them: a child has
+    its parent for as long as that one lives, and can leave it to the keeper only."""
+
+    def is_new(pid: int) -> bool:
+        while pid != keeper and pid in processes:
+            if (pid, processes[pid].started) in before:
+                return False
+            pid = processes[pid].parent
+        return True
+
+    return {pid for pid in processes if pid != keeper and is_new(pid)}
 
 
 def descendants(ancestor: int) -> list[int]:
@@ -116,11 +138,12 @@ def _word_only(text: str) -> str:
 def wait_for(pids: set[int], seconds: float) -> None:
     """Until they are gone, or only wait to be reaped: one that was killed takes a moment to notice."""
     deadline = time.monotonic() + seconds
-    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
-def _lives(pid: int) -> bool:
+def is_running(pid: int | str) -> bool:
+    """Whether there is such a process, and it does not only wait to be reaped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -139,17 +162,22 @@ def stop_all(look: Callable[[], dict[int, Process]]) -> tuple[list[int], bool]:
     """Stop everybody that `look` finds, those too that were being born meanwhile; who was stopped, parents first, and whether
     nobody goes on. Whoever was stopped already is left as they are."""
     stopped: dict[int, None] = {}
-    deadline = time.monotonic() + _STOPPING_S
+    pause, deadline = _LOOKING_S, time.monotonic() + _STOPPING_S
     while time.monotonic() < deadline:
         found = look()
         going = [pid for pid in _parents_first(found) if found[pid].state not in "TtZX"]
         if not going:
             return list(stopped), True
         for pid in going:
-            if pid not in stopped:
-                kill_quietly(pid, signal.SIGSTOP)
-                stopped[pid] = None
-        time.sleep(0.0005)  # one in the middle of a system call stops at its end
+            kill_quietly(pid, signal.SIGSTOP)
+            stopped[pid] = None
+        # One that lent its memory to a child (vfork) stops when that one has started its program: so it may, for a moment.
+        waiting = {pid for pid in going if found[pid].state == "D"}
+        for pid in stopped:
+            if pid in found and found[pid].parent in waiting and found[pid].state in "Tt":
+                kill_quietly(pid, signal.SIGCONT)
+        time.sleep(pause)  # one in the middle of a system call stops at its end
+        pause = min(2 * pause, _LOOKING_LONGEST_S)
     return list(stopped), False
 
 

@@ -3,7 +3,8 @@
     gauges      the kernel's own counters of the sandbox's group, where there is one: used up, refused, killed
     watchdog    where the kernel holds no limit for a tree, what is used is looked at several times a second; it sees what was
                 used up a moment ago, and can only end it
-    floor       the host's own disk: a sandbox that writes while it is nearly full is ended before it is
+    floor       the host's own disk: a sandbox that has written while it is nearly full is ended. What is free is asked at every
+                look, since that costs nothing; what the sandbox has is counted as often as its size allows
 
 Not here: what becomes of a command for it (`keeper.py`), and which limit is held by what (`enforcement.py`).
 """
@@ -21,9 +22,12 @@ from elsewhere.sandbox.keeping.processes import Process
 __all__ = ["Meter", "Watch"]
 
 _LOOK_S = 0.2
-_DUTY = 20  # looking may take one part in so many of the time
+_DUTY = 20  # going through the files may take one part in so many of the time
+_WALK_S = 1.0
 _FULL, _FULL_PART = 1 << 20, 50
-_OWN_PART = 16 << 20  # what a sandbox must have written before the host's full disk is its fault
+# What a sandbox must have written before the host's full disk is its fault: so many bytes, or more names than can be counted
+# at every look.
+_OWN_PART, _OWN_NAMES = 16 << 20, 20_000
 
 
 @dataclass(slots=True)
@@ -65,21 +69,27 @@ class Watch:
         self._processes: int | None = None
         self._disk: int | None = None
         self._reserve = 0
+        self._file_size: int | None = None
         self._layers = self._host = -1
+        self._in_memory: list[int] = []
         self._frozen = 0
         self._hard = False
-        self._next = 0.0
+        self._next = self._next_walk = 0.0
         self._disk_used: int | None = None
+        self._beside = 0
         self._peak = 0
         self._written = 0
         self._reached: set[str] = set()
 
     def arm(self, rules: dict[str, Any], layers: int, host: int) -> None:
-        """`memory` and `disk` are limits that only we hold; `processes` is one that the kernel holds without telling. `hard`: the
-        file system that the layers lie on is the limit itself, and we only have to notice that it is full. `reserve`: what the
-        host's disk is to keep free. `frozen`: bytes of earlier layers, which count as well."""
+        """`memory` and `disk` are limits that only we hold; `processes` and `file_size` are some that the kernel holds without
+        telling. `in_memory`: where files lie that are memory. `hard`: the file system that the layers lie on is the limit itself,
+        and we only have to notice that it is full. `reserve`: what the host's disk is to keep free. `frozen`: bytes of earlier
+        layers, which count as well."""
         self._memory, self._disk = rules.get("memory"), rules.get("disk")
-        self._processes = rules.get("rlimits", {}).get("processes")
+        self._processes, self._file_size = (rules.get("rlimits", {}).get(name) for name in ("processes", "file_size"))
+        if self._memory is not None:
+            self._in_memory = [os.open(place, os.O_PATH | os.O_CLOEXEC) for place in rules.get("in_memory", ())]
         self._hard, self._reserve = bool(rules.get("hard")), int(rules.get("reserve") or 0)
         self._layers, self._host, self._frozen = layers, host, int(rules.get("frozen") or 0)
 
@@ -95,43 +105,59 @@ class Watch:
 
     def look(self, others: dict[int, Process]) -> str:
         """The limit that is broken; empty: none is."""
-        began = time.monotonic()
         broken = ""
-        used = sum(one.rss_kib for one in others.values()) << 10
+        used = (sum(one.rss_kib for one in others.values()) << 10) + self._files_in_memory()
         self._peak = max(self._peak, used)
-        if self._memory is not None and used > self._memory and sum(map(_proportional_bytes, others.values())) > self._memory:
+        if self._memory is not None and used > self._memory and self._proportional(others) > self._memory:
             broken = "memory"
         self._count(others)
-        if self._layers >= 0 and self._look_at_disk(began):
+        if self._layers >= 0 and self._look_at_disk():
             broken = broken or "disk"
-        now = time.monotonic()
-        self._next = now + max(_LOOK_S, (now - began) * _DUTY)
+        self._next = time.monotonic() + _LOOK_S
         return broken
 
     def rest(self) -> None:
         self._next = 0.0
 
-    def _look_at_disk(self, now: float) -> bool:
+    def _files_in_memory(self) -> int:
+        return sum(map(_taken, self._in_memory))
+
+    def _proportional(self, others: dict[int, Process]) -> int:
+        return sum(map(_proportional_bytes, others.values())) + self._files_in_memory()
+
+    def _look_at_disk(self) -> bool:
         """Whether somebody has to be ended for it: a limit that is hard ends nobody, but the host's disk must not fill. Beside
         such a file system lies what commands that nobody waits for say: as much again, and no more."""
-        if self._hard:
-            if self._is_full():
-                self._reached.add("disk")
-            self._disk_used = _taken(self._layers)
-            try:
-                beside = measuring.used(self._host, deadline=now + 1.0).bytes
-            except OSError:
-                beside = 0
-            if beside > 2 * _size(self._layers):
-                return True
-            return max(self._disk_used, beside) > _OWN_PART and _free(self._host) < self._reserve
+        if self._hard and self._is_full():
+            self._reached.add("disk")
         try:
-            self._disk_used = self._measured(now + 1.0)
+            if _free(self._host) < self._reserve and self._has_a_part():
+                return True
+            began = time.monotonic()
+            if began >= self._next_walk:
+                self._walk(began + _WALK_S)
+                now = time.monotonic()
+                self._next_walk = now + (now - began) * _DUTY
         except OSError:
             return False
-        if self._disk is not None and self._disk_used > self._disk:
+        if self._hard:
+            return self._beside > 2 * _size(self._layers)
+        return self._disk is not None and (self._disk_used or 0) > self._disk
+
+    def _walk(self, deadline: float) -> None:
+        if self._hard:
+            self._disk_used = _taken(self._layers)
+            self._beside = measuring.used(self._host, deadline=deadline).bytes
+        else:
+            self._disk_used = self._measured(deadline)
+
+    def _has_a_part(self) -> bool:
+        """In a disk that is nearly full. Who has more than can be counted has."""
+        if self._hard and _taken(self._layers) > _OWN_PART:
             return True
-        return self._disk_used > _OWN_PART and _free(self._host) < self._reserve
+        place, earlier = (self._host, 0) if self._hard else (self._layers, self._frozen)
+        found = measuring.used(place, most=_OWN_PART, names=_OWN_NAMES, deadline=time.monotonic() + _WALK_S)
+        return not found.complete or found.bytes + earlier > _OWN_PART
 
     def _is_full(self) -> bool:
         """Of a file system that is the limit itself: it keeps a little for its own notes and says that it is full before."""
@@ -177,10 +203,11 @@ class Watch:
     def _disk_is_out(self) -> bool:
         if self._hard:
             return self._is_full()
-        if self._disk is None:
+        most = [limit for limit in (self._disk, self._file_size) if limit is not None]
+        if not most:
             return False
         try:
-            return self._measured(time.monotonic() + 0.2) >= self._disk - _FULL
+            return self._measured(time.monotonic() + 0.2) >= min(most) - _FULL
         except OSError:
             return False
 
@@ -198,7 +225,7 @@ class Watch:
         was when it was last looked at."""
         memory = self.gauges.memory() if self.gauges is not None else None
         if memory is None:
-            memory = sum(one.rss_kib for one in others.values()) << 10
+            memory = (sum(one.rss_kib for one in others.values()) << 10) + self._files_in_memory()
             self._peak = max(self._peak, memory)
         cpu = self.gauges.cpu_s() if self.gauges is not None else None
         if cpu is None:

@@ -6,6 +6,7 @@ other: what comes from inside a sandbox is plain ASCII words (see `keeper.py`) a
 """
 
 import array
+import errno
 import marshal
 import os
 import select
@@ -14,10 +15,14 @@ from typing import Any
 
 from elsewhere.errors import Broken
 
-__all__ = ["call", "pair", "readable", "receive", "receive_raw", "send"]
+__all__ = ["Crowded", "call", "pair", "readable", "receive", "receive_raw", "send"]
 
 _INLINE = 64 * 1024
 _DESCRIPTORS = 16
+
+
+class Crowded(OSError):
+    """A message came without all of its descriptors: whoever receives it has no room for more."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -63,10 +68,14 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
 def receive_raw(sock: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
     """One packet as it is. `socket.recv_fds` ignores its flags, and descriptors that stay open on exec would reach commands."""
     numbers = array.array("i")
-    data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        for fd in numbers:
+            os.close(fd)
+        raise Crowded(errno.EMFILE, f"only {len(numbers)} descriptors arrived")
     return data, numbers.tolist()
 
 

@@ -43,6 +43,7 @@ from elsewhere.storage import copying, saving, trash
 __all__ = ["Blank", "BuildFailed", "Groups", "Kind", "blank", "filters", "landlocked", "run", "unborn"]
 
 _PATIENCE_S = 20.0
+_MOVED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ESTALE)
 _INOTIFY_SHARE = 2  # of its user's watches, a sandbox without an id of its own may have one part in so many
 
 
@@ -74,7 +75,8 @@ def filters(*, nested: bool = False, unix_sockets: bool = True) -> Filters:
 
 class BuildFailed(Exception):
     """What could not be done here: the step, and the kernel's answer. An accident says nothing about what this host allows. Where
-    the kernel gave no answer, somebody was killed: that may be an accident, and is worth a second attempt."""
+    the kernel gave no answer, somebody was killed: that may be an accident, and is worth a second attempt. What passes is a path
+    that somebody changed between the drawing of a view and the making of its mounts."""
 
     def __init__(self, step: str, number: int, text: str) -> None:
         super().__init__(f"{step}: {text}")
@@ -82,6 +84,7 @@ class BuildFailed(Exception):
         self.errno = number
         self.accident = step == "builder" or number in (errno.EAGAIN, errno.ENOMEM)
         self.again = self.accident or number in (0, errno.ESRCH)
+        self.passing = step in ("directories", "mounts") and number in _MOVED
 
 
 @dataclass(slots=True)
@@ -175,16 +178,43 @@ def run(
     fuse: Fuse | None,
 ) -> NoReturn:
     """What a builder does, in a process of its own."""
-    step = "namespaces"
-    keeper = 0
-    sealed: tuple[Any, ...] = ("unborn",)
+    at_work = _Building(kind)
     try:
-        whole_machine = kind.whole_machine
+        at_work.enter_namespaces()
+        at_work.make_room(state, fuse)
+        at_work.start_keeper(keeper_end, orders, programs, groups)
+        at_work.stand(standing, orders)
+        at_work.build(orders)
+        if at_work.daemons:
+            fuse_programs.outlive(at_work.keeper, at_work.daemons)
+    except BaseException as error:
+        number = getattr(error, "errno", None) or 0
+        text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        try:
+            wire.send(orders, ("failed", at_work.step, number, text))
+        finally:
+            at_work.bury_keeper()
+            os._exit(1)
+    os._exit(0)
+
+
+class _Building:
+    """How far a builder is. `step` is what it is at, for whoever asks what could not be done here."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.step = "namespaces"
+        self.keeper = 0
+        self.daemons: list[Any] = []
+        self._sealed: tuple[Any, ...] = ("unborn",)
+        self._bench = Bench(-1, -1, "")
+
+    def enter_namespaces(self) -> None:
         kinds = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
-        if kind.offline:
+        if self.kind.offline:
             kinds |= sys_.CLONE_NEWNET
         uid, gid = os.getuid(), os.getgid()
-        if whole_machine:
+        if self.kind.whole_machine:
             sys_.unshare(kinds)
         elif uid == 0:
             with userns.mapper_of_all_ids():
@@ -193,63 +223,71 @@ def run(
             sys_.unshare(kinds | sys_.CLONE_NEWUSER)
             userns.map_myself(uid, gid)
         sys_.mount(None, "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
-        if kind.offline:
-            step = "network"
+        if self.kind.offline:
+            self.step = "network"
             network.raise_loopback()
-        if not whole_machine:
+
+    def make_room(self, state: str, fuse: Fuse | None) -> None:
+        """What has to be there before there is anything of ours to be seen, and a place to work at."""
+        if not self.kind.whole_machine:
             _share_counters()
-        bench = Bench(-1, -1, "")
-        daemons: list[Any] = []
-        if not whole_machine:
-            # Before there is anything of ours to be seen in it.
-            step = "root"
-            bench.handed["/"] = USER_ROOT.make(bench)
-        step = "scratch"
+            self.step = "root"
+            self._bench.handed["/"] = USER_ROOT.make(self._bench)
+        self.step = "scratch"
         scratch = os.path.join(state, "mnt")
         sys_.mount("elsewhere", scratch, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "size=1m,mode=700")
-        bench.scratch = scratch
+        self._bench.scratch = scratch
         if fuse is not None:
-            step = "fuse-overlayfs"
-            daemons = fuse_programs.start(fuse, bench)
+            self.step = "fuse-overlayfs"
+            self.daemons = fuse_programs.start(fuse, self._bench)
             # They look files up by path, so they stay behind in a mount namespace whose root does not move.
             sys_.unshare(sys_.CLONE_NEWNS)
-        step = "process namespace"
+
+    def start_keeper(self, keeper_end: socket.socket, orders: socket.socket, programs: Filters, groups: Groups) -> None:
+        """Until it has given everything up."""
+        self.step = "process namespace"
         sys_.unshare(sys_.CLONE_NEWPID)
         ours, theirs = wire.pair()
-        keeper = os.fork()
-        if keeper == 0:
+        self.keeper = os.fork()
+        if self.keeper == 0:
             ours.close()
             orders.close()
-            _keeper(keeper_end, theirs, whole_machine, programs, groups)
+            _keeper(keeper_end, theirs, self.kind.whole_machine, programs, groups)
         theirs.close()
         keeper_end.close()
-        if whole_machine:
-            step = "user namespace"
+        if self.kind.whole_machine:
+            self.step = "user namespace"
             _receive(ours)
-            userns.write_map(f"/proc/{keeper}/uid_map", f"0 {FIRST_ID} {ID_COUNT}")
-            userns.write_map(f"/proc/{keeper}/gid_map", f"0 {FIRST_ID} {ID_COUNT}")
-            bench.userns = os.open(f"/proc/{keeper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            userns.write_map(f"/proc/{self.keeper}/uid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            userns.write_map(f"/proc/{self.keeper}/gid_map", f"0 {FIRST_ID} {ID_COUNT}")
+            self._bench.userns = os.open(f"/proc/{self.keeper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
             wire.send(ours, "mapped")
-        step = "keeper"
-        sealed, fds = _receive(ours)
-        if sealed[0] != "sealed":
-            raise OSError(sealed[2], f"{sealed[1]}: {sealed[3]}")
-        bench.handed["proc"] = fds[0]
-        step = "standing mounts"
-        staging = bench.scratch_directory()
-        bench.root = os.open(staging, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        mounts.prepare(standing, bench)
-        staged = bench.root
+        self.step = "keeper"
+        self._sealed, fds = _receive(ours)
+        if self._sealed[0] != "sealed":
+            raise OSError(self._sealed[2], f"{self._sealed[1]}: {self._sealed[3]}")
+        self._bench.handed["proc"] = fds[0]
+
+    def stand(self, standing: tuple[Operation, ...], orders: socket.socket) -> None:
+        """All that can be mounted before anybody knows for what."""
+        self.step = "standing mounts"
+        staging = self._bench.scratch_directory()
+        self._bench.root = os.open(staging, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        mounts.prepare(standing, self._bench)
         namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        wire.send(orders, ("ready", keeper, sealed[1]), [namespace])
+        wire.send(orders, ("ready", self.keeper, self._sealed[1]), [namespace])
         os.close(namespace)
-        step = "waiting"
+
+    def build(self, orders: socket.socket) -> None:
+        """Wait for a plan, and make it true."""
+        bench, whole_machine, staged = self._bench, self.kind.whole_machine, self._bench.root
+        self.step = "waiting"
         try:
             (pickled, directory, memory), image = wire.receive(orders)
         except EOFError:
-            _bury(keeper, sealed)  # the launcher has no use for this blank
+            self.bury_keeper()  # the launcher has no use for this blank
             os._exit(0)
-        step = "mounts"
+        self.step = "mounts"
         seen = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if whole_machine else _seen(directory, bench)
         bench.own, apart = directory, []
         if memory or image:
@@ -257,17 +295,12 @@ def run(
             bench.own = f"/proc/self/fd/{apart[0]}"
         mounts.build(pickle.loads(pickled), staged, bench)  # noqa: S301  (from our own launcher, over a socket that only it has)
         wire.send(orders, ("built", bench.weaker), [seen, *apart])
-        if daemons:
-            fuse_programs.outlive(keeper, daemons)
-    except BaseException as error:
-        number = getattr(error, "errno", None) or 0
-        text = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        try:
-            wire.send(orders, ("failed", step, number, text))
-        finally:
-            _bury(keeper, sealed)
-            os._exit(1)
-    os._exit(0)
+
+    def bury_keeper(self) -> None:
+        """A keeper that nobody wants ends by itself; what it was in goes after it."""
+        if self._sealed[0] == "sealed" and self._sealed[1]["group"]:
+            os.waitpid(self.keeper, 0)
+            cgroups.remove(cgroups.Group(*self._sealed[1]["group"]))
 
 
 def join_group(groups: Groups) -> tuple[dict[str, Any], Gauges | None]:
@@ -430,13 +463,6 @@ def _quiet_signals() -> None:
     """Pid 1 is immune to signals from inside only where it leaves them at their default; Python handles INT."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-
-
-def _bury(keeper: int, sealed: tuple[Any, ...]) -> None:
-    """A keeper that nobody wants ends by itself; what it was in goes after it."""
-    if sealed[0] == "sealed" and sealed[1]["group"]:
-        os.waitpid(keeper, 0)
-        cgroups.remove(cgroups.Group(*sealed[1]["group"]))
 
 
 def _seen(directory: str, bench: Bench) -> int:

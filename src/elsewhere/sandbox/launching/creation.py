@@ -19,7 +19,7 @@ from elsewhere.sandbox import identity, rungs, seeds
 from elsewhere.sandbox.confinement import Confinement
 from elsewhere.sandbox.enforcement import Hold
 from elsewhere.sandbox.ids import FIRST_ID
-from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping import processes, wire
 from elsewhere.sandbox.launching import limiting, mechanisms
 from elsewhere.sandbox.launching.builder import BuildFailed
 from elsewhere.sandbox.launching.mechanisms import Raised
@@ -97,23 +97,33 @@ class Climber:
         return rungs.ladder()[0].shift if userns.is_mapped(FIRST_ID) else 0
 
     def climb(self, project: str, attempt: Callable[[Mechanism], Raised]) -> tuple[Raised, list[tuple[str, str]]]:
-        """The first rung that stands, tried for real; the one that stood last time first."""
+        """The first rung that stands, tried for real; the one that stood last time first. Before the first step down the host is
+        looked at again, since what failed may only have been drawn from an old look. A rung that was left because of something
+        that passes is tried again next time."""
         known, reasons = self._found.get(project, (None, []))
         ladder = rungs.ladder()
-        reasons = list(reasons)
-        for mechanism in ladder[ladder.index(known) if known else 0 :]:
+        reasons, looked, passing = list(reasons), False, False
+        waiting = list(ladder[ladder.index(known) if known else 0 :])
+        while waiting:
+            mechanism = waiting[0]
             try:
                 raised = attempt(mechanism)
             except BuildFailed as failure:
                 if failure.accident:
                     raise Broken("builder_failed", f"the sandbox could not be made: {failure}", hint="try again") from failure
+                if not looked:
+                    looked, self._host = True, None
+                    continue
+                passing = passing or failure.passing
                 reasons.append((mechanism.name, str(failure)))
+                del waiting[0]
                 continue
             except StateError as error:
                 if error.code == "base_owners":
                     self._found[project] = (mechanism, reasons)  # with the right base, this one is next
                 raise
-            self._found[project] = (mechanism, reasons)
+            if not passing:
+                self._found[project] = (mechanism, reasons)
             return raised, reasons
         raise mechanisms.unavailable(reasons)
 
@@ -129,11 +139,13 @@ def create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
 def _create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
     who = identity.derive(order.workflow, order.story, order.request, order.base.get("head"))
     _check_name(state, order.name, who.sandbox_id)
-    subject = replace(
-        _subject(order.project, order.git, order.base, climber.host(order.home, state.path), order.confinement),
-        disk=int(order.limits["disk"]) if order.own_disk else 0,
-    )
-    raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject))
+
+    def subject() -> Subject:
+        host = climber.host(order.home, state.path)  # which may have been looked at again since the last attempt
+        found = _subject(order.project, order.git, order.base, host, order.confinement)
+        return replace(found, disk=int(order.limits["disk"]) if order.own_disk else 0)
+
+    raised, reasons = climber.climb(order.project, lambda rung: stock.raise_sandbox(_fit(rung, order.shift), subject()))
     try:
         holds = limiting.apply(raised, order.limits, order.binding)
     except BaseException:
@@ -150,7 +162,7 @@ def _create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         created_at=now,
         mechanism=raised.mechanism.name,
         identity=asdict(who),
-        enforced=_enforced(raised, reasons, subject, holds),
+        enforced=_enforced(raised, reasons, subject(), holds),
         layers=_layers(raised),
         plan=[list(step) for step in raised.view.description],
         home=order.home,
@@ -309,7 +321,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]], subject: Subject, 
         "view": confined.view,
         "layers": f"in memory, at most {min(rung.memory, subject.disk or rung.memory)} bytes" if rung.memory else layers,
         "processes": "descendants of the keeper" if rung.copy else "own process namespace",
-        "user": "own user namespace" if not rung.copy else "the caller's",
+        "user": _user(rung),
         "network": "own network namespace, loopback only" if confined.network == "none" else "host",
         "abstract_sockets": _abstract_sockets(raised, confined),
         "refused_calls": "told" if raised.sealed.get("told") else "silent: this kernel cannot tell which they were",
@@ -324,6 +336,15 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]], subject: Subject, 
         "stronger_rungs": [{"mechanism": name, "reason": reason} for name, reason in reasons],
         "differs": _differs(rung, confined, live=not subject.base.layers),
     }
+
+
+def _user(rung: Mechanism) -> str:
+    """Who the command is on the host."""
+    if rung.copy:
+        return "the caller's"
+    if rung.whole_machine or os.geteuid() != 0:
+        return "own user namespace"
+    return "own user namespace, in which root is the host's root: capabilities count inside only, ownership outside, too"
 
 
 def _abstract_sockets(raised: Raised, confined: Confinement) -> str:
@@ -394,6 +415,6 @@ def recover(state: State) -> None:
     with os.scandir(state.room("spare")) as entries:
         for entry in entries:
             maker = entry.name.partition("-")[0]
-            if not record.is_held(entry.path) and not mechanisms.is_running(maker):
+            if not record.is_held(entry.path) and not processes.is_running(maker):
                 trash.discard(entry.path, state.room("trash"))
     mechanisms.groups_left_over(state, own=False)

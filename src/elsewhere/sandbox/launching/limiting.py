@@ -17,6 +17,8 @@ from elsewhere.sandbox.records.record import Record
 __all__ = ["apply", "open_up"]
 
 _GROUPED = ("memory", "cpus", "pids")
+_IN_MEMORY = ["/dev/shm", "/run"]
+_LEAST_FILE = 64 << 20
 
 
 def apply(raised: Raised, limits: Mapping[str, float], binding: Iterable[str]) -> dict[str, Hold]:
@@ -55,12 +57,13 @@ def open_up(made: Record, raised: Raised, reserve: int, frozen: int = 0) -> None
         rlimits["files"] = int(limits["open_files"])
     if str(holds.get("pids", "")).startswith(RLIMIT):
         rlimits["processes"] = int(limits["pids"]) + 1  # and the keeper
-    if "disk" in limits and not hard and limits["disk"] != DEFAULTS.disk:
-        rlimits["file_size"] = int(limits["disk"])
+    if "disk" in limits and not hard:
+        rlimits["file_size"] = min(int(limits["disk"]), _room(raised.seen_fd, reserve))
     rules: dict[str, Any] = {
         "rlimits": rlimits,
         "memory": limits.get("memory") if str(holds.get("memory", "")).startswith(WATCHED) else None,
         "disk": None if hard else limits.get("disk"),
+        "in_memory": [] if raised.mechanism.copy else _IN_MEMORY,
         "hard": hard,
         "frozen": frozen,
         "reserve": reserve,
@@ -74,6 +77,14 @@ def open_up(made: Record, raised: Raised, reserve: int, frozen: int = 0) -> None
     if raised.seen_fd >= 0:
         os.close(raised.seen_fd)
         raised.seen_fd = -1
+
+
+def _room(seen_fd: int, reserve: int) -> int:
+    """For one file: what the host's disk has to spare now, so that no single call can take all of it."""
+    if seen_fd < 0:
+        return 1 << 60
+    found = os.fstatvfs(seen_fd)
+    return max(_LEAST_FILE, found.f_bavail * found.f_frsize - reserve)
 
 
 def _writable(plan: Plan) -> list[str]:

@@ -22,7 +22,7 @@ from elsewhere.linux.cgroups import Group
 from elsewhere.linux.mounts import Cover, Own
 from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains, view
 from elsewhere.sandbox.contents import IMAGE
-from elsewhere.sandbox.keeping import line, wire
+from elsewhere.sandbox.keeping import line, processes, wire
 from elsewhere.sandbox.launching import builder, moved
 from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Groups, Kind
 from elsewhere.sandbox.launching.fuse import Fuse
@@ -42,7 +42,6 @@ __all__ = [
     "groups",
     "groups_host",
     "groups_left_over",
-    "is_running",
     "keeps_disk",
     "make_directories",
     "raise_sandbox",
@@ -51,6 +50,7 @@ __all__ = [
 ]
 
 _PRIVATE = {"tmp": 0o1777, "vartmp": 0o1777, "home": 0o700, "var": 0o755}
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -160,17 +160,9 @@ def groups_left_over(state: State, *, own: bool) -> list[str]:
     def ours(name: str) -> bool:
         owner, _, rest = name.partition("-")
         maker = rest.partition("-")[0]
-        return owner == whose and (own if maker == str(os.getpid()) else not is_running(maker))
+        return owner == whose and (own if maker == str(os.getpid()) else not processes.is_running(maker))
 
     return cgroups.left_over(groups_host(), ours)
-
-
-def is_running(pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 def groups(state: State) -> Groups:
@@ -364,26 +356,16 @@ def take_after(layer: Layer, upper: str, mechanism: Mechanism) -> None:
 
 def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str) -> Raised:
     """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
-    host, project = subject.host, subject.project
-    if subject.base.layers:
-        raise BuildFailed("base", 0, "a base needs overlay; here the project is copied as it is")
-    if subject.confinement.network == "none":
-        raise BuildFailed("network", 0, "without namespaces the network cannot be taken away")
-    try:
-        version = landlock.abi()
-    except OSError as error:
-        raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
-    if version < landlock.FIRST_WITH_TRUNCATE:
-        raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
-    confinement = subject.confinement
-    shares = additions.shares(confinement)
+    _check_copying(subject)
+    host, project, confinement = subject.host, subject.project, subject.confinement
     places_hidden = hidden.hidden_places(
         host.home,
         (project.path,),
         host.state,
         seeds.ACCOUNTS,
         hide=confinement.hide,
-        shares=tuple(share.path for share in shares),
+        shares=tuple(share.path for share in additions.shares(confinement)),
+        mounts=host.mounts,
     )
     target = os.path.join(directory, "copy")
     if os.path.isdir(target):
@@ -397,18 +379,8 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
         places.append(os.path.join(directory, "home"))
     for place in places[1:]:
         _made(place)
-    shown = ["/"]
-    if confinement.view == "project":
-        shown = outline.readable(project, toolchains.places(confinement, host.home, host.state, project))
-    rules = [(path, landlock.READ) for path in _readable_but(places_hidden, shown)]
-    for share in shares:
-        right = landlock.WRITE if share.writable else landlock.READ
-        rules += [(path, right) for path in _readable_but(places_hidden, [share.path])]
-    rules += [(path, landlock.WRITE) for path in (*places, *additions.nodes(confinement))]
-    rules += [
-        (f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
-    ]
-    keeper, guardian, control, sealed = builder.landlocked(rules, groups(state), nested=subject.confinement.nested)
+    rules = _rules(subject, places_hidden, places)
+    keeper, guardian, control, sealed = builder.landlocked(rules, groups(state), nested=confinement.nested)
     _settle_in(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
@@ -425,6 +397,33 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
         copied=copied.strategy,
         not_copied=copied.left_out,
     )
+
+
+def _check_copying(subject: Subject) -> None:
+    if subject.base.layers:
+        raise BuildFailed("base", 0, "a base needs overlay; here the project is copied as it is")
+    if subject.confinement.network == "none":
+        raise BuildFailed("network", 0, "without namespaces the network cannot be taken away")
+    try:
+        version = landlock.abi()
+    except OSError as error:
+        raise BuildFailed("landlock", error.errno or 0, error.strerror or "not there") from error
+    if version < landlock.FIRST_WITH_TRUNCATE:
+        raise BuildFailed("landlock", 0, f"version {version} lets files be emptied; Linux 6.2 and later do not")
+
+
+def _rules(subject: Subject, closed: list[str], own: list[str]) -> list[tuple[str, int]]:
+    """The view as Landlock's rules: what is shown may be read, the sandbox's own places may be written."""
+    host, project, confinement = subject.host, subject.project, subject.confinement
+    shown = ["/"]
+    if confinement.view == "project":
+        shown = outline.readable(project, toolchains.places(confinement, host.home, host.state, project))
+    rules = [(path, landlock.READ) for path in _readable_but(closed, shown)]
+    for share in additions.shares(confinement):
+        right = landlock.WRITE if share.writable else landlock.READ
+        rules += [(path, right) for path in _readable_but(closed, [share.path])]
+    rules += [(path, landlock.WRITE) for path in (*own, *additions.nodes(confinement))]
+    return rules + [(f"/dev/{name}", landlock.WRITE) for name in _DEVICES]
 
 
 def _readable_but(closed: list[str], shown: list[str]) -> list[str]:
