@@ -28,7 +28,7 @@ from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 
-__all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "is_counted", "readmitted", "waiting"]
+__all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "readmitted", "waiting"]
 
 _LOOK_S = 0.05
 _TELL_S = 10.0
@@ -84,14 +84,10 @@ class _Ticket:
         try:
             yield
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise StateError(
-                "no_room" if full else "state_unusable",
-                f"the claim {self.path!r} cannot be written: {error.strerror}",
-                hint="free some space; elsewhere rm throws sandboxes away"
-                if full
-                else "look at the owner and mode of its directory",
-            ) from error
+            said = f"the claim {self.path!r} cannot be written: {error.strerror}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StateError("no_room", said, hint="free some space; elsewhere rm throws sandboxes away") from error
+            raise StateError("state_unusable", said, hint="look at the owner and mode of its directory") from error
 
     def belongs_to(self, sandbox_id: str) -> None:
         self.claim.sandbox = sandbox_id
@@ -141,12 +137,6 @@ def readmitted(state: State, found: Record, tell: Tell | None = None, pause: Pau
     with _admitted(state, settings, asked, tell, pause) as belongs_to:
         yield disk_reserve(state, settings)
         belongs_to(found.id)
-
-
-def is_counted(state: State, found: Record) -> bool:
-    """Whether it takes a place that others could wait for."""
-    asked = {name: found.limits[name] for name in found.binding if name in found.limits}
-    return any(_needs(asked, 0)) or resolve(state, found.project)["admission.most"] is not None
 
 
 def _needs(asked: Mapping[str, float], reserve: int) -> tuple[int, float]:
@@ -200,7 +190,7 @@ def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple
     if mine.cpus and cpus + mine.cpus > processors:
         return f"{cpus:g} of {processors:g} processors are promised to others", ahead
     if most is not None:
-        running = sum(record.is_alive(state, sandbox_id) for sandbox_id in state.sandbox_ids())
+        running = sum(_is_up(state, sandbox_id) for sandbox_id in state.sandbox_ids())
         running += sum(not claim.sandbox for claim in taken)
         if running >= most:
             return f"{running} of at most {units.count(most, 'sandbox', 'sandboxes')} running already", ahead
@@ -227,11 +217,16 @@ def _claims(state: State) -> list[Claim]:
 
 
 def _runs(state: State, claim: Claim) -> bool:
-    if record.is_alive(state, claim.sandbox):
+    if _is_up(state, claim.sandbox):
         return True
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(state.room("claims"), claim.name))
     return False
+
+
+def _is_up(state: State, sandbox_id: str) -> bool:
+    """Whether it takes its place: it runs, or somebody is at it, who may have ended it only to start it again."""
+    return record.is_alive(state, sandbox_id) or record.is_locked(state, sandbox_id)
 
 
 def _read(path: str, name: str) -> Claim | None:

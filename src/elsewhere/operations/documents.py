@@ -21,6 +21,7 @@ from elsewhere.operations.settings import Ignored, Setup, Trust
 from elsewhere.operations.snapshots import Forked, Returned, Taken
 from elsewhere.operations.usage import Top, usage_of
 from elsewhere.sandbox import contents, denials
+from elsewhere.sandbox import snapshots as kept
 from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.keeping.line import Process, Usage
@@ -485,7 +486,7 @@ def _snapshot(found: Record, one: dict[str, Any], size: int | None) -> dict[str,
         "created_at": _time(one.get("created_at")),
         "bytes": size,
         "copied": one.get("copied", False),
-        "current": one["name"] == found.at,
+        "current": one["name"] == (found.at or kept.BASE),
     }
 
 

@@ -3,6 +3,7 @@
 What sandboxes share (frozen layers, bases) belongs to nobody alone. A sandbox's own cost is what would be free without it.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterable
@@ -47,12 +48,13 @@ def df() -> Disk:
     state = State.open()
     layers = Layers(state)
     owners = {kind: _directories(state.room(room)) for kind, room in (("sandbox", "sandboxes"), ("archive", "archive"))}
-    needs = {place: layers.needed(record.layers_of(place)) for places in owners.values() for place in places}
+    needs = {place: _needed(layers, place) for places in owners.values() for place in places}
     count: dict[str, int] = {}
     for needed in needs.values():
         for layer in needed:
             count[layer] = count.get(layer, 0) + 1
-    sizes = {layer: _used(layers.place(layer)) for layer in layers.all()}
+    # A merged one shares its files with those that it was made of.
+    sizes = {layer: _used(os.path.join(layers.place(layer), "upper")) for layer in layers.all()}
     items = []
     for kind, places in owners.items():
         for place in places:
@@ -68,6 +70,15 @@ def df() -> Disk:
     items += [Item("base", os.path.basename(place), _used(place)) for place in _directories(state.room("bases"))]
     items.append(Item("trash", "trash", _used(state.room("trash"))))
     return Disk(_used(state.path), items)
+
+
+def _needed(layers: Layers, place: str) -> set[str]:
+    """What a sandbox is made of, as far as it is there: this is for looking, not for deleting."""
+    found: set[str] = set()
+    for tip in record.layers_of(place):
+        with contextlib.suppress(Broken):
+            found |= layers.needed([tip])
+    return found
 
 
 def _directories(room: str) -> list[str]:

@@ -16,7 +16,7 @@ files of which a copy was kept.
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -116,7 +116,7 @@ def _at_rest(state: State, sandbox_id: str) -> Iterator[Record]:
         if held.frozen:
             raise InUse(
                 "sandbox_in_use",
-                f"{units.count(held.stopped, 'process', 'processes')} at work in the sandbox {sandbox_id!r}",
+                snapshots.busy(held),
                 hint=f"elsewhere ps {sandbox_id}; elsewhere stop {sandbox_id}",
             )
         yield held.found
@@ -169,7 +169,21 @@ def _plan(state: State, found: Record, changes: Changes, chosen: Chosen) -> Refr
             witness = drifting.witness_of(state, found)
             return plan_refresh(changes, found.project, drifting.copies_of(state, found), now, (), way, witness)
         before = sides_of(found.base["layers"])
-        return plan_refresh(changes, found.project, before, now, _between(state, found, chosen), way)
+        plan = plan_refresh(changes, found.project, before, now, _between(state, found, chosen), way)
+        _check_what_shows_through(plan, _ours(changes, found.project), found.base["layers"], now)
+        return plan
+
+
+def _check_what_shows_through(plan: RefreshPlan, ours: Mapping[str, Side | None], layers: Sequence[str], now: Sides) -> None:
+    """What lies in a directory that the sandbox renamed is still the base's, and shows where that was: so it has to be there in
+    the new base as well."""
+    for path in list(plan.kept):
+        side = ours[path]
+        if side is None or side.place is None or side.place.root not in layers:
+            continue
+        if not threeway.equal(side, now(side.place.path)):
+            plan.kept.remove(path)
+            _place(plan, path, threeway.conflict("hidden_here"))
 
 
 def _between(state: State, found: Record, chosen: Chosen) -> list[str]:

@@ -91,9 +91,11 @@ def _survey(state: State) -> truth.Survey:
         with contextlib.suppress(ElsewhereError, OSError), record.exclusive(state, found.id, seconds=0.0) as again:
             if again.state == "running" or not record.is_over(state, again):
                 continue  # somebody extended it, or started it just in time
-            archived = ending.archive_or_discard(state, again.id, again, archive=bool(_changes(state, again)))
+            archived = ending.archive_or_discard(state, again.id, again, archive=bool(again.snapshots or _changes(state, again)))
             seen.records.remove(found)
             seen.healed.append({"id": again.id, "what": "expired", "was": "stopped", "is": "archived" if archived else "removed"})
+            if again.tip is not None and not archived:
+                ending.sweep(state, layers=True)
     return seen
 
 
@@ -280,7 +282,7 @@ def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> N
             if found.state == "running":
                 ending.end_keeper(state, found, 0.0 if force else 2.0)
                 what = _changes(state, found)  # again: it could write until now
-            archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what))
+            archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what or found.snapshots))
     result.removed.append(sandbox_id)
     if archived:
         result.archived.append(sandbox_id)
@@ -319,11 +321,12 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
                 hint=f"elsewhere ps {found.id}; elsewhere rm --force {found.id}",
             )
     what = _changes(state, found)
-    if what and not force:
+    if (what or found.snapshots) and not force:
         listed = [path for _, path in what]
+        saved = f" ({units.count(len(found.snapshots), 'snapshot')})" if found.snapshots else ""
         raise Refused(
             "unpromoted_changes",
-            f"the sandbox {found.id!r} has changes that are nowhere else: {what.summary()}",
+            f"the sandbox {found.id!r} has changes that are nowhere else: {what.summary()}{saved}",
             hint=f"elsewhere diff {found.id}; elsewhere rm --force {found.id} moves them to the archive",
             detail={"changes": listed[:_SHOWN], "count": len(listed)},
         )

@@ -14,6 +14,7 @@ from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.cgroups import Group
 from elsewhere.operations import admission, creating
 from elsewhere.operations.projects import refuse_inside
+from elsewhere.operations.settings import resolve
 from elsewhere.sandbox import ending, identity, rebasing, rungs
 from elsewhere.sandbox import snapshots as kept
 from elsewhere.sandbox.contents import IMAGE
@@ -27,7 +28,7 @@ from elsewhere.storage import copying, saving, trash
 from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State, write_new
 
-__all__ = ["Forked", "Held", "Returned", "Taken", "fork", "quiet", "remove", "rollback", "snapshot", "snapshots"]
+__all__ = ["Forked", "Held", "Returned", "Taken", "busy", "fork", "quiet", "remove", "rollback", "snapshot", "snapshots"]
 
 _MOST_FORKS = 1000
 _LIFETIME_S = 86400.0  # of a fork of something that has no time of its own, since it ends with its owner
@@ -87,6 +88,7 @@ def snapshot(wanted: str, name: str | None = None, box: Live | None = None) -> T
                 layer = kept.copied(state, found, held.place, held.memory)
                 made = kept.add(found, chosen, layer.id, copied=True)
                 record.save(found, state.sandbox(sandbox_id))
+            Engine.shared(state).nudge("tidy", layer.id)
             taken = Taken(found, made, layer.bytes, held.stopped if held.frozen else None)
         else:
             frozen = kept.frozen(state, found, held.place, lambda tip: kept.add(found, chosen, tip))
@@ -101,6 +103,9 @@ def snapshots(wanted: str) -> tuple[State, Record, dict[str, int | None]]:
     layers = Layers(state)
     sizes: dict[str, int | None] = {}
     for one in found.snapshots:
+        if one["layer"] is None:
+            sizes[one["name"]] = 0
+            continue
         with contextlib.suppress(ElsewhereError, OSError):
             layer = layers.load(one["layer"])
             if found.disk != "image":
@@ -120,17 +125,26 @@ def rollback(wanted: str, name: str, *, force: bool = False, box: Live | None = 
         if held.frozen:
             raise InUse(
                 "sandbox_in_use",
-                f"{units.count(held.stopped, 'process', 'processes')} at work in the sandbox {sandbox_id!r}",
+                busy(held),
                 hint=f"elsewhere ps {sandbox_id}; elsewhere rollback --force {sandbox_id} {name} ends what runs",
             )
         left = kept.return_to(state, held.found, held.place, target)
     return Returned(held.found, target, left)
 
 
-def remove(wanted: str, name: str) -> tuple[State, Record, dict[str, Any]]:
+def busy(held: Held) -> str:
+    """Why a sandbox could not be brought to rest."""
+    if held.stopped:
+        return f"{units.count(held.stopped, 'process', 'processes')} at work in the sandbox {held.found.id!r}"
+    return f"another program has the sandbox {held.found.id!r} open, and could be writing to it"
+
+
+def remove(wanted: str, name: str, box: Live | None = None) -> tuple[State, Record, dict[str, Any]]:
     """Its name, and what nothing else needs of its content."""
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
+        if box is None:
+            _refuse_owned(found)
         gone = kept.remove(found, name)
         record.save(found, state.sandbox(found.id))
     ending.sweep(state, layers=True)
@@ -163,6 +177,9 @@ def _parent(state: State, sandbox_id: str, source: str | None, box: Live | None)
     chosen = None if source is None else kept.find(found, source)
     if chosen is not None and found.disk != "image":
         with record.exclusive(state, sandbox_id) as found, kept.place_of(state, found) as place:
+            if rungs.named(found.mechanism).stacks and found.state != "running":
+                kept.mend(state, found, place)  # whoever was saving it may not have finished
+                rebasing.finish(state, found, place)
             yield Held(found, place), kept.find(found, chosen["name"])["layer"]
         return
     with quiet(state, sandbox_id, box) as held:
@@ -170,6 +187,8 @@ def _parent(state: State, sandbox_id: str, source: str | None, box: Live | None)
         if found.disk == "image":
             if held.memory >= 0:
                 syscalls.syncfs(held.memory)
+            else:
+                kept.mend(state, found, held.place)
             yield held, chosen["layer"] if chosen else found.tip
         elif held.frozen or not rungs.named(found.mechanism).stacks:
             yield held, kept.copied(state, found, held.place, held.memory).id
@@ -208,6 +227,7 @@ def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], 
         tip=layer if rungs.named(parent.mechanism).stacks else None,
         snapshots=[],
         at=None,
+        rebasing=None,
         origin=origin,
         asked={},
         keeper=None,
@@ -292,7 +312,7 @@ def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False,
 
 
 def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitStack, *, end: bool, returning: bool) -> None:
-    found, stacks = held.found, rungs.named(held.found.mechanism).stacks
+    found = held.found
     own = 1 if box is None or box.owned else 2
     reached = line.connect(state.sandbox(found.id))
     if reached is None or end:
@@ -300,33 +320,42 @@ def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitS
             reached.close()
         ending.end_keeper(state, found, 2.0 if end else 0.0)
         truth.end_earlier_life(state, found.id)
-    elif reached.rest(own, alone=not returning) if stacks else returning and ending.end_keeper(state, found, 0.0, if_idle=True):
-        reached.close()
+        rests = True
+    elif rungs.named(found.mechanism).stacks:
+        rests = reached.rest(own)
     else:
-        stack.enter_context(reached)
-        held.stopped = stack.enter_context(reached.frozen())
-        held.frozen = True
-        layers = reached.layers() if found.layers_apart else None
-        if layers is not None:
-            held.memory = layers
-            stack.callback(os.close, layers)
+        # Its files have to be copied anyway, so it need not rest, unless it is to have others.
+        reached.close()
+        rests = returning and ending.end_keeper(state, found, 0.0, if_idle=True, own=own)
+        reached = None if rests else line.connect(state.sandbox(found.id))
+    if rests or reached is None:
+        if reached is not None:
+            reached.close()
+        if box is not None:
+            box.let_go()
         return
-    if box is not None:
-        box.let_go()
+    stack.enter_context(reached)
+    held.stopped = stack.enter_context(reached.frozen())
+    held.frozen = True
+    layers = reached.layers() if found.layers_apart else None
+    if layers is not None:
+        held.memory = layers
+        stack.callback(os.close, layers)
 
 
 def _run_again(state: State, found: Record, box: Live | None, lock: int) -> None:
-    """Nobody waits for it: the lock goes along, and whoever wants to use it waits for that."""
+    """Nobody waits for it: the lock goes along, and whoever wants to use it waits for that. It has not given up its place on the
+    machine, so it does not have to wait for one."""
+    if found.rebasing is not None:
+        return  # whoever needs it to run finishes that first
     engine = Engine.shared(state)
     if found.tip is not None:
         engine.later("tidy", found.tip)
-    with admission.readmitted(state, found) as reserve:
-        if box is not None:
-            box.run_again(reserve, lock)
-        else:
-            engine.later("start", found.id, reserve, "", fds=[lock])
-        if admission.is_counted(state, found):
-            engine.catch_up()  # until it runs, what it was promised is nobody's
+    reserve = admission.disk_reserve(state, resolve(state, found.project))
+    if box is not None:
+        box.run_again(reserve, lock)
+    else:
+        engine.later("start", found.id, reserve, "", fds=[lock])
 
 
 def _refuse_owned(found: Record) -> None:

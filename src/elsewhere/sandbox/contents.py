@@ -11,7 +11,7 @@ from typing import Any
 
 from elsewhere.changes.compare import Changes, View, compare_overlay, compare_states
 from elsewhere.errors import NotFound
-from elsewhere.sandbox import rungs, seeds
+from elsewhere.sandbox import moved, rungs, seeds
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import encodings, images, saving
 from elsewhere.storage.encodings import Encoding
@@ -55,8 +55,12 @@ def differences(state: State, before: tuple[Record, dict[str, View]], after: tup
     """What is different in the second of two states, each with the sandbox that it is one of."""
     found = compare_states(before[1], after[1])
     hidden = [state.path]
-    for record, _ in (before, after):
-        hidden += [*record.enforced.get("hidden", []), *record.enforced.get("not_copied", [])]
+    for record, views in (before, after):
+        known = [*record.enforced.get("hidden", []), *record.enforced.get("not_copied", [])]
+        hidden += known
+        if rungs.named(record.mechanism).whole_machine:
+            for at, view in views.items():
+                hidden += moved.also_at(known, at, view.layers)  # since it started, which is when it is covered there
     found = found.without(hidden)
     found.project = after[0].project
     found.scratch = state.sandbox(after[0].id)

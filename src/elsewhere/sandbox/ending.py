@@ -39,7 +39,7 @@ def stop(state: State, sandbox_id: str, grace: float) -> Record:
         return found
 
 
-def end_keeper(state: State, found: Record, grace: float, *, if_idle: bool = False) -> bool:
+def end_keeper(state: State, found: Record, grace: float, *, if_idle: bool = False, own: int = 1) -> bool:
     """Afterwards nothing of the sandbox runs, and what it wrote is on disk, in memory no longer. False, with `if_idle`: something
     runs in it, and goes on."""
     directory = state.sandbox(found.id)
@@ -53,7 +53,7 @@ def end_keeper(state: State, found: Record, grace: float, *, if_idle: bool = Fal
                 saving.check_room(memory, directory)  # afterwards there would be no way back
             if not if_idle:
                 reached.finish(grace)
-            elif not reached.rest(alone=False):
+            elif not reached.rest(own):
                 return False
             if memory is not None:
                 saving.save_layers(f"/proc/self/fd/{memory}/upper", os.path.join(directory, "upper"))
@@ -141,7 +141,8 @@ def sweep(state: State, *, layers: bool = False) -> None:
     """Have the trash emptied: by the launcher, if there is one, else here. With `layers`, what nobody needs of them goes there
     first."""
     if layers:
-        prune(state)
+        with contextlib.suppress(Broken):  # the janitor says so
+            prune(state)
     if not Engine.shared(state).nudge("sweep"):
         with contextlib.suppress(OSError):
             truth.empty_trash(state)
@@ -149,8 +150,7 @@ def sweep(state: State, *, layers: bool = False) -> None:
 
 def prune(state: State, *, dry_run: bool = False) -> list[str]:
     """Take away the layers that no sandbox needs, here or in the archive. Where a record cannot be read, nobody knows what it
-    needs, and everything stays."""
-
+    needs: that is an error, and everything stays."""
     layers = Layers(state)
 
     def tips() -> list[str]:
@@ -164,10 +164,7 @@ def prune(state: State, *, dry_run: bool = False) -> list[str]:
                 found += [layer.id for layer in layers.ancestors(record.layers_running(place))]
         return found
 
-    try:
-        return layers.prune(tips, dry_run=dry_run)
-    except Broken:
-        return []
+    return layers.prune(tips, dry_run=dry_run)
 
 
 def end_unknown(state: State, sandbox_id: str) -> None:

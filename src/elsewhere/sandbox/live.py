@@ -139,6 +139,8 @@ class Live:
         return directory
 
     def changes(self) -> Changes:
+        if not self.owned:
+            self.record = record.load(self.state, self.id)  # somebody else may have taken a snapshot
         return contents.changes_of(self.state, self.record, self._layers())
 
     def _layers(self) -> int:
@@ -156,9 +158,13 @@ class Live:
 
     def let_go(self) -> None:
         """Its keeper has ended, by our wish, and is to be replaced: see `run_again`."""
+        if self._starting is not None and not self.owned:
+            answer, self._starting = self._starting, None
+            answer.get()  # of the one that has just ended
+        else:
+            self.control.close()
         if self.owned:
             self.engine.ask("settle", self.id)
-        self.control.close()
         self._close_layers()
 
     def run_again(self, reserve: int, lock: int) -> None:
@@ -177,6 +183,7 @@ class Live:
             # Only now: nothing that still runs may change what is being read.
             saving.save_layers(f"/proc/self/fd/{self._layers_fd}/upper", os.path.join(self.directory, "upper"))
         self._close_layers()
+        self.record = record.load(self.state, self.id)
         self.record.state, self.record.ended_at = "stopped", wall()
         try:
             record.save(self.record, self.directory)

@@ -221,7 +221,7 @@ def reset(state: State, found: Record, place: Place) -> None:
 def _is_written(layers: Layers, found: Record, place: Place) -> bool:
     """Whether the upper says anything that what lies below it does not."""
     if found.tip is None:
-        return True
+        return os.path.isdir(place.upper)  # without, what it starts with is put there when it starts
     step = layers.top(found.tip)
     for name in os.listdir(place.upper):
         mine = os.path.join(place.upper, name)
@@ -349,11 +349,12 @@ def return_to(state: State, found: Record, place: Place, snapshot: dict[str, Any
     left = new_name(found, None, _LEFT_BEHIND)
     rung = rungs.named(found.mechanism)
     if rung.stacks:
-        known = {one["layer"] for one in found.snapshots}  # not the last layer alone: a fork freezes without a name
-        frozen(state, found, place, lambda tip: tip not in known and add(found, left, tip))
+        # Not the last layer alone: a fork freezes without a name. And not the layer alone: the base may have changed below it.
+        known = {one["layer"] for one in found.snapshots if one.get("base", found.base) == found.base}
+        frozen(state, found, place, lambda tip: tip is not None and tip not in known and add(found, left, tip))
         saved = any(one["name"] == left for one in found.snapshots)
         _clear(place)  # stopped from here on, it is laid anew
-        found.tip, found.at = snapshot["layer"], snapshot["name"] if snapshot["layer"] else None
+        found.tip, found.at = snapshot["layer"], None if snapshot["name"] == BASE else snapshot["name"]
         if "base" in snapshot:
             for one in found.snapshots:
                 one.setdefault("base", found.base)

@@ -19,7 +19,7 @@ from elsewhere.operations.entering import enter
 from elsewhere.operations.executing import journaled
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.operations.settings import resolve
-from elsewhere.sandbox import contents
+from elsewhere.sandbox import contents, ending
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.live import Live
@@ -291,7 +291,8 @@ class Sandbox:
     def remove_snapshot(self, snapshot: str | Snapshot) -> None:
         """Forget a saved state."""
         self._check_open()
-        snapshots.remove(self.id, snapshot.name if isinstance(snapshot, Snapshot) else snapshot)
+        name = snapshot.name if isinstance(snapshot, Snapshot) else snapshot
+        _, self._box.record, _ = snapshots.remove(self.id, name, self._box)
 
     def fork(
         self,
@@ -331,6 +332,8 @@ class Sandbox:
         self._ended = True
         if self._entered is not None and self._entered.owned:
             self._entered.remove()
+            if self._entered.record.tip is not None or self._entered.record.snapshots:
+                ending.sweep(self._entered.state, layers=True)
         else:
             self._let_go()
             sandboxes.discard(self.id)

@@ -89,7 +89,6 @@ TRUSTED = Encoding(("trusted.overlay",))
 USER = Encoding(("user.overlay",))
 FUSE = Encoding(("user.fuseoverlayfs", "user.overlay", "trusted.overlay"), names=True)
 NAMED = {"trusted": TRUSTED, "user": USER, "fuse": FUSE}
-NAMED = {"trusted": TRUSTED, "user": USER, "fuse": FUSE}
 
 
 def saved(deleted: Iterable[str], opaque: Iterable[str]) -> Encoding:

@@ -193,4 +193,5 @@ class _Merger:
         else:
             os.mknod(target, entry.about.st_mode, entry.about.st_rdev)
         copy_attributes(source, target, entry.about)
-        self._copies[identity] = path
+        if entry.about.st_nlink > 1:
+            self._copies[identity] = path

@@ -317,7 +317,7 @@ class Keeper:
             peer.send(b"done")
             self._close("killed", message[1])
         elif word == "rest" and self._is_at_rest():
-            if message[1] is not None and self._connected() > message[1]:
+            if self._connected() > message[1]:
                 peer.send(b"refused %d" % errno.EAGAIN)
                 return
             peer.send(b"done")
@@ -640,7 +640,7 @@ class Keeper:
 
     def _anybody(self) -> bool:
         """Whether anything but us still runs, whoever started it. Orphans become our children: each end wakes us."""
-        return any(process.state not in "ZX" for process in self._others().values())
+        return any(map(processes.goes_on, self._others().values()))
 
     def _others(self) -> dict[int, processes.Process]:
         """Everything in the sandbox but us."""
@@ -666,12 +666,11 @@ class Keeper:
         if command.ends_sandbox and self._alone:
             kill_quietly(-1, number)
             return set()
-        found = processes.everything()
+        found = self._others()
         wanted = processes.tree_of(command.pid, found)
-        if self._alone:
-            wanted |= {pid for pid in found if pid not in wanted and processes.mark_of(pid) == command.mark}
-            wanted |= self._hidden(command, found)
-        wanted.discard(os.getpid())
+        wanted |= {pid for pid in found if pid not in wanted and processes.mark_of(pid) == command.mark}
+        wanted |= self._hidden(command, found)
+        wanted &= found.keys() | self._commands.keys()  # once it is reaped, its number may be somebody else's
         for pid in wanted:
             kill_quietly(pid, number)
         return wanted

@@ -189,9 +189,9 @@ class Line:
         finally:
             os.close(watch)
 
-    def rest(self, own: int = 1, *, alone: bool = True) -> bool:
-        """Ask it to end if nothing at all runs in it, and wait for that; False: something does, or, if it is to be left `alone`,
-        somebody else has a connection to it (the caller has `own`), and does not go within a moment."""
+    def rest(self, own: int = 1) -> bool:
+        """Ask it to end if nothing at all runs in it, and wait for that; False: something does, or somebody else has a connection
+        to it (the caller has `own`), by which it could be written to, and does not go within a moment."""
         watch = os.pidfd_open(self.pid())
         try:
             words = self._ask(("rest", own))
@@ -199,8 +199,6 @@ class Line:
             while words == f"refused {errno.EAGAIN}" and monotonic() < deadline:
                 time.sleep(0.001)
                 words = self._ask(("rest", own))
-            if words == f"refused {errno.EAGAIN}" and not alone:
-                words = self._ask(("rest", None))
             if words in (f"refused {errno.EBUSY}", f"refused {errno.EAGAIN}"):
                 return False
             self._done(words, "the sandbox")

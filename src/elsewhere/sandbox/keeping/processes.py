@@ -11,6 +11,7 @@ __all__ = [
     "Process",
     "descendants",
     "everything",
+    "goes_on",
     "is_running",
     "kill_quietly",
     "mark_of",
@@ -165,7 +166,7 @@ def stop_all(look: Callable[[], dict[int, Process]]) -> tuple[list[int], bool]:
     pause, deadline = _LOOKING_S, time.monotonic() + _STOPPING_S
     while time.monotonic() < deadline:
         found = look()
-        going = [pid for pid in _parents_first(found) if found[pid].state not in "TtZX"]
+        going = [pid for pid in _parents_first(found) if goes_on(found[pid], "TtZX")]
         if not going:
             return list(stopped), True
         for pid in going:
@@ -179,6 +180,25 @@ def stop_all(look: Callable[[], dict[int, Process]]) -> tuple[list[int], bool]:
         time.sleep(pause)  # one in the middle of a system call stops at its end
         pause = min(2 * pause, _LOOKING_LONGEST_S)
     return list(stopped), False
+
+
+def goes_on(process: Process, still: str = "ZX") -> bool:
+    """Whether a thread of it is in another state than these. What stands for the whole process is the state of its first thread,
+    and the others may go on when that one has stopped, or ended."""
+    if process.threads <= 1:
+        return process.state not in still
+    try:
+        tasks = os.listdir(f"/proc/{process.pid}/task")
+    except OSError:
+        return False
+    for task in tasks:
+        try:
+            with open(f"/proc/{process.pid}/task/{task}/stat", "rb") as stream:
+                if stream.read().rpartition(b")")[2].split()[0].decode("ascii", "replace") not in still:
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 def _parents_first(found: dict[int, Process]) -> list[int]:

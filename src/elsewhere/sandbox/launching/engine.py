@@ -132,15 +132,18 @@ class Engine:
         """Answers to questions that nobody waited for, or that were interrupted; a sandbox that nobody took has its control
         socket closed, and so ends."""
         while self._owed:
-            answer, fds = wire.receive(sock)
-            wanted = self._owed.pop(0)
-            if wanted is not None:
-                wanted.arrived(answer, fds)
-                continue
-            for fd in fds:
-                os.close(fd)
-            if answer[0] == "created" and answer[1]["keeper"] is None:
-                wire.call(sock, ("remove", answer[1]["id"]))
+            self._take_one(sock)
+
+    def _take_one(self, sock: socket.socket) -> None:
+        answer, fds = wire.receive(sock)
+        wanted = self._owed.pop(0)
+        if wanted is not None:
+            wanted.arrived(answer, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        if answer[0] == "created" and answer[1]["keeper"] is None:
+            wire.call(sock, ("remove", answer[1]["id"]))
 
     @classmethod
     def shared(cls, state: State) -> "Engine":
@@ -172,6 +175,8 @@ class Engine:
                 self._sock = self._open()
             answer = Answer(self)
             try:
+                while self._owed and wire.readable(self._sock):  # what is never read would fill the line, and stop the other end
+                    self._take_one(self._sock)
                 wire.send(self._sock, message, tuple(fds))
                 self._owed.append(answer)
             except OSError as error:

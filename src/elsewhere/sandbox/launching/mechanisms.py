@@ -20,10 +20,10 @@ from elsewhere.errors import ElsewhereError, StateError, Unavailable
 from elsewhere.linux import cgroups, landlock
 from elsewhere.linux.cgroups import Group
 from elsewhere.linux.mounts import Cover, Own
-from elsewhere.sandbox import additions, hidden, outline, seeds, toolchains, view
+from elsewhere.sandbox import additions, hidden, moved, outline, seeds, toolchains, view
 from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line, processes, wire
-from elsewhere.sandbox.launching import builder, moved
+from elsewhere.sandbox.launching import builder
 from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Groups, Kind
 from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.records import record
@@ -372,6 +372,8 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
         copied = copying.Copied()
     else:
         # Whole or not at all: what is found under its name when the sandbox is started again must be the whole of it.
+        if os.path.lexists(target + ".new"):
+            trash.remove_tree(target + ".new")
         copied = copying.copy_tree(project.path, target + ".new", leave_out=frozenset({host.state, *places_hidden}))
         os.rename(target + ".new", target)
     places = [target, os.path.join(directory, "tmp")]

@@ -37,6 +37,7 @@ __all__ = [
     "hold_lock",
     "is_alive",
     "is_held",
+    "is_locked",
     "is_over",
     "layers_of",
     "layers_running",
@@ -153,7 +154,7 @@ def layers_running(directory: str) -> str | None:
 
 def snapshots_of(directory: str) -> list[tuple[str, str]]:
     """Their names and layers."""
-    return [(str(one.get("name")), str(one.get("layer"))) for one in _needs(directory)["snapshots"]]
+    return [(str(one.get("name")), str(one["layer"])) for one in _needs(directory)["snapshots"] if one.get("layer")]
 
 
 def bases_of(directory: str) -> list[str]:
@@ -174,8 +175,8 @@ def _needs(directory: str) -> dict[str, Any]:
             "snapshots": document.get("snapshots", []),
             "base": document.get("base", {}),
             "rebasing": document.get("rebasing") or {},
+            "running": document.get("state") == "running",
         }
-        found |= {"running": document.get("state") == "running", "rebasing": document.get("rebasing") or {}}
         if not all(isinstance(one, dict) for one in (found["base"], found["rebasing"], *found["snapshots"])):
             raise ValueError("it says nonsense about snapshots or its base")
     except FileNotFoundError:
@@ -339,6 +340,19 @@ def hold_lock(directory: str) -> int:
 
 def is_alive(state: State, sandbox_id: str) -> bool:
     return is_held(state.sandbox(sandbox_id))
+
+
+def is_locked(state: State, sandbox_id: str) -> bool:
+    """Whether somebody changes, starts, stops or removes it right now."""
+    with contextlib.suppress(OSError):
+        fd = os.open(state.sandbox(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def wait_for_end(state: State, sandbox_id: str, seconds: float = 5.0) -> None:

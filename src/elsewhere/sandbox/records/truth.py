@@ -167,7 +167,7 @@ def _drain(state: State, name: str) -> None:
     """One entry, named by chance and then by its sandbox. A registry that cannot be written (a full disk) must not keep the trash
     from being emptied."""
     directory = os.path.join(state.room("trash"), name)
-    if not os.path.lexists(os.path.join(directory, "journal")):
+    if not any(os.path.lexists(os.path.join(directory, file)) for file in ("journal", "sandbox.json")):
         return
     with contextlib.suppress(ElsewhereError):
         forget(state, name.partition("-")[2], directory)
