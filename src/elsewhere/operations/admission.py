@@ -111,8 +111,9 @@ def admitted(
 
 @contextlib.contextmanager
 def _admitted(
-    state: State, settings: Resolved, asked: Mapping[str, float], tell: Tell | None, pause: Pause
+    state: State, settings: Resolved, asked: Mapping[str, float], tell: Tell | None, pause: Pause, own: str = ""
 ) -> Iterator[Callable[[str], None]]:
+    """`own`: the sandbox that is to run again, whose earlier life does not count."""
     _check_disk(state, settings)
     reserve = int(settings["admission.memory_reserve"] or 0)
     wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve))
@@ -123,7 +124,7 @@ def _admitted(
     with _counting(state):  # or whoever counts could find it before it is locked, and clear it away
         ticket = _Ticket(state.room("claims"), wanted)
     try:
-        _wait(state, ticket, reserve, most, tell, pause if settings["admission.wait"] else None)
+        _wait(state, ticket, reserve, most, tell, pause if settings["admission.wait"] else None, own)
         yield ticket.belongs_to
     finally:
         ticket.close()
@@ -134,7 +135,7 @@ def readmitted(state: State, found: Record, tell: Tell | None = None, pause: Pau
     """The same for a sandbox that is there and is about to run again; the disk's reserve."""
     settings = resolve(state, found.project)
     asked = {name: found.limits[name] for name in found.binding if name in found.limits}
-    with _admitted(state, settings, asked, tell, pause) as belongs_to:
+    with _admitted(state, settings, asked, tell, pause, found.id) as belongs_to:
         yield disk_reserve(state, settings)
         belongs_to(found.id)
 
@@ -145,12 +146,14 @@ def _needs(asked: Mapping[str, float], reserve: int) -> tuple[int, float]:
     return max(0, memory), min(float(asked.get("cpus", 0.0)), float(os.cpu_count() or 1))
 
 
-def _wait(state: State, ticket: _Ticket, reserve: int, most: int | None, tell: Tell | None, pause: Pause | None) -> None:
+def _wait(
+    state: State, ticket: _Ticket, reserve: int, most: int | None, tell: Tell | None, pause: Pause | None, own: str
+) -> None:
     """`pause`: how one waits; None: not at all."""
     next_word, said = 0.0, ""
     while True:
         with _counting(state):
-            why, ahead = _lacking(state, ticket.claim, reserve, most)
+            why, ahead = _lacking(state, ticket.claim, reserve, most, own)
             if not why:
                 ticket.claim.admitted = True
                 ticket.write()
@@ -178,9 +181,9 @@ def _counting(state: State) -> Iterator[None]:
         os.close(fd)
 
 
-def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple[str, int]:
+def _lacking(state: State, mine: Claim, reserve: int, most: int | None, own: str) -> tuple[str, int]:
     """What there is too little of, in words (empty: it fits), and how many others were here before."""
-    others = [claim for claim in _claims(state) if claim.name != mine.name]
+    others = [claim for claim in _claims(state) if claim.name != mine.name and not (own and claim.sandbox == own)]
     ahead = sum(not claim.admitted and claim.name < mine.name for claim in others)
     taken = [claim for claim in others if claim.admitted]
     memory, cpus = sum(claim.memory for claim in taken), sum(claim.cpus for claim in taken)
@@ -190,7 +193,7 @@ def _lacking(state: State, mine: Claim, reserve: int, most: int | None) -> tuple
     if mine.cpus and cpus + mine.cpus > processors:
         return f"{cpus:g} of {processors:g} processors are promised to others", ahead
     if most is not None:
-        running = sum(_is_up(state, sandbox_id) for sandbox_id in state.sandbox_ids())
+        running = sum(_is_up(state, sandbox_id) for sandbox_id in state.sandbox_ids() if sandbox_id != own)
         running += sum(not claim.sandbox for claim in taken)
         if running >= most:
             return f"{running} of at most {units.count(most, 'sandbox', 'sandboxes')} running already", ahead
