@@ -23,8 +23,9 @@ import elsewhere
 from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.mounts import Operation
 from elsewhere.sandbox import standing
-from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.keeping import processes, wire
 from elsewhere.sandbox.keeping.keeper import Keeper
+from elsewhere.sandbox.keeping.processes import Process
 from elsewhere.sandbox.launching import builder
 from elsewhere.sandbox.launching.builder import Blank, Filters, Groups, Kind
 from elsewhere.sandbox.launching.forking import close_all_but, original_descriptor_limit
@@ -119,12 +120,19 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
         os._exit(0)
 
 
+class _Rehearsing(Keeper):
+    """One that does not go through all processes of the host again and again, only to find none of its own."""
+
+    def _others(self) -> dict[int, Process]:
+        return {pid: one for pid, one in processes.everything([str(os.getpid())]).items() if pid != os.getpid()}
+
+
 def _warm_up() -> None:
     """Python rewrites code while it runs for the first few times. Done here, that is done for all keepers: they share it, and do
     not each get pages of their own for it."""
     ours, theirs = wire.pair()
     with ours, theirs:
-        keeper = Keeper(theirs, alone=False)
+        keeper = _Rehearsing(theirs, alone=False)
         for _ in range(_ROUNDS):
             keeper.rehearse()
             with contextlib.suppress(OSError):
