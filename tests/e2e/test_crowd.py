@@ -114,6 +114,7 @@ def a_hundred_at_once(person: Person) -> None:
     nothing_is_left(person)
 
 
+@pytest.mark.slow
 def test_a_hundred_processes_create_and_remove_at_once(root: Person) -> None:
     a_hundred_at_once(root)
 

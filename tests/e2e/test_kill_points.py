@@ -332,7 +332,7 @@ class Killer:
 
 
 def test_killed_at_some_moments(person: Person) -> None:
-    Killer(person, seed_of()).points(15, look_every=3)
+    Killer(person, seed_of()).points(6, look_every=3)
 
 
 @pytest.mark.slow

@@ -376,7 +376,7 @@ def test_what_is_over_goes_and_what_it_changed_is_archived(person: Person) -> No
         person.json("extend", name, "300ms")
     assert eventually(lambda: [one["name"] for one in person.json("list")["sandboxes"]] == ["kept"])
     assert archived(person) == [changed]
-    assert person.json("list")["sandboxes"][0]["state"] == "stopped"
+    assert eventually(lambda: person.json("list")["sandboxes"][0]["state"] == "stopped")
 
 
 def test_a_command_that_runs_when_the_time_is_over(person: Person) -> None:

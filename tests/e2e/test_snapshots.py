@@ -160,6 +160,7 @@ def test_names_are_made_up_and_unique(person: Person) -> None:
     assert box != other
 
 
+@pytest.mark.one_launcher
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a/b", "..", "two words", "ümlaut", "x" * 64, "base", "now", "new\nline"])
 def test_a_name_that_cannot_be_one_changes_nothing(person: Person, name: str) -> None:
     box = made(person)
@@ -293,6 +294,7 @@ def test_each_of_several_children_fails_on_its_own(person: Person) -> None:
     assert json.loads(done.stdout)["sandboxes"][0]["error"]["code"] == "name_in_use"
 
 
+@pytest.mark.one_launcher
 @pytest.mark.parametrize(("arguments", "code"), [(["-n", "0"], 2), (["-n", "1001"], 2), (["-n", "x"], 2), (["--name", "a/b"], 2)])
 def test_forks_that_cannot_be_made(person: Person, arguments: list[str], code: int) -> None:
     made(person)

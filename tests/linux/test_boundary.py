@@ -44,6 +44,7 @@ def test_root_inside_is_nobody_outside(root: Person) -> None:
     assert made.stat().st_uid == 1 << 30
 
 
+@pytest.mark.one_launcher
 @pytest.mark.parametrize(
     "call",
     [

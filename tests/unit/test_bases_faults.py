@@ -402,7 +402,14 @@ def killed_at(state: State, project: Path, point: int) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("deltas", [0, 1, 8], ids=["first capture", "delta", "merger"])
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        pytest.param(0, id="first capture"),
+        pytest.param(1, id="delta", marks=pytest.mark.slow),
+        pytest.param(8, id="merger", marks=pytest.mark.slow),
+    ],
+)
 def test_a_capture_that_is_killed_at_any_point_leaves_a_base_that_is_right(
     state: State, project: Path, deltas: int, place: Path
 ) -> None:

@@ -71,7 +71,7 @@ def state_of(state: State, record: Record, moment: str, own: str) -> dict[str, V
     """What the sandbox shows at that moment, for each place that it may write. `own` is where its layers lie (`reached`)."""
     snapshot = None if moment in (BASE, NOW) else _snapshot(record, moment)
     if rungs.named(record.mechanism).copy:
-        return {record.project: View((), [_copy(state, record, moment, snapshot, own)])}
+        return {record.project: View((), _copy(state, record, moment, snapshot, own))}
     base = record.base if snapshot is None else snapshot.get("base", record.base)
     pristine = seeds.pristine(tuple((path, source) for path, source in base.get("seeds", ())))
     views = {}
@@ -81,19 +81,24 @@ def state_of(state: State, record: Record, moment: str, own: str) -> dict[str, V
     return views
 
 
-def _copy(state: State, record: Record, moment: str, snapshot: dict[str, Any] | None, own: str) -> str:
+def _copy(state: State, record: Record, moment: str, snapshot: dict[str, Any] | None, own: str) -> list[str]:
     if moment == BASE:
-        return record.project
+        return _there(record.project)
     place = own if snapshot is None else os.path.join(state.room(LAYERS), snapshot["layer"], "upper")
-    return os.path.join(place, "copy")
+    return [os.path.join(place, "copy")]
 
 
 def _below(record: Record, layer: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """What lies below one overlay: of the project, the base that it had at that moment."""
     captured = base.get("layers")
     if layer["at"] == record.project and (captured or layer.get("frozen")):
-        return list(captured or [record.project])
-    return [*layer.get("frozen", ()), *([layer["lower"]] if layer["lower"] else [])]
+        return list(captured or _there(record.project))
+    return [*layer.get("frozen", ()), *_there(layer["lower"])]
+
+
+def _there(place: str | None) -> list[str]:
+    """A place of reality, unless it has been removed meanwhile: then nothing is there."""
+    return [place] if place and os.path.isdir(place) else []
 
 
 def _written(state: State, record: Record, snapshot: dict[str, Any] | None, own: str, number: str) -> list[str]:

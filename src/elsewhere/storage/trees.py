@@ -86,13 +86,11 @@ class Directory:
 
 class Tree:
     def __init__(self, roots: Sequence[str], stack: contextlib.ExitStack) -> None:
-        """Of one directory, or of the layers of a stack, newest first. One that is not there (reality may have removed it) is an
-        empty tree."""
+        """Of one directory, or of the layers of a stack, newest first; of none, an empty tree."""
         self._roots = []
         for root in roots:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self._roots.append(os.open(root, _FLAGS))
-                stack.callback(os.close, self._roots[-1])
+            self._roots.append(os.open(root, _FLAGS))
+            stack.callback(os.close, self._roots[-1])
 
     def open(self, path: str, stack: contextlib.ExitStack) -> Directory | None:
         """None: there is no directory of that name."""
