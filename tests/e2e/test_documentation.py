@@ -191,7 +191,6 @@ def is_shown(output: str, shown: list[str], person: Person) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-@pytest.mark.parametrize("person", ["user", pytest.param("root", marks=pytest.mark.slow)], indirect=True)
 def test_every_command_of_a_page_does_what_the_page_says(person: Person, page: Path) -> None:
     prepare(person)
     tags = {"console", "sh"}
