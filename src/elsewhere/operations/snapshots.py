@@ -244,9 +244,10 @@ def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], 
             write_new(os.path.join(directory, ".sandbox.env"), identity.env_file(who.variables()))
             record.save_new(made, directory)
             os.rename(directory, state.sandbox(made.id))
-    except BaseException:
+    except BaseException as error:
         trash.discard(directory, state.room("trash"))
-        raise
+        if not (isinstance(error, ElsewhereError) and os.path.isdir(state.sandbox(made.id))):
+            raise  # otherwise it is there, and only the registry could not be told, which is healed
     if name is None:
         Engine.shared(state).nudge("register", made.id)
     return made
