@@ -414,8 +414,9 @@ def nothing_is_left() -> Iterator[None]:
 
 
 # What hardly depends on who it is: half of these tests is run as root and the other half as an ordinary user.
-EITHER = """test_admission test_bases_front test_diff test_documentation test_drift_front test_faults test_fidelity test_identity_front
-test_life test_reboot test_sdk test_sdk_life test_settings_front test_snapshots test_terminal test_verbs test_crowd""".split()
+EITHER = """test_admission test_bases_front test_boundary test_crowd test_diff test_diff_rungs test_documentation test_drift_front
+test_enforced test_faults test_fidelity test_identity_front test_life test_limits test_reboot test_sdk test_sdk_life test_settings_front
+test_snapshot_faults test_snapshots test_terminal test_tools test_verbs test_views""".split()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

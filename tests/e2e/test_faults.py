@@ -325,6 +325,7 @@ def launchers_of(state: str) -> list[str]:
 # -- many ---
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_leave_nothing(person: Person) -> None:
     """No mount, process, descriptor or directory more than after the first."""
     before = tree(person.project)
