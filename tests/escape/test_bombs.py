@@ -167,12 +167,12 @@ def test_a_command_cannot_keep_its_keeper_from_its_work(person: Person) -> None:
 @pytest.mark.slow
 def test_all_bombs_at_once(person: Person) -> None:
     bombs = {
-        name: start(person, "run", "--json", "--discard", "--timeout", "10s", *options, "--", *python(person, code))
-        for name, code, options in (
-            ("forks", FORKS, limit(person, **LIMITS)),
-            ("memory", MEMORY, limit(person, **LIMITS)),
-            ("disk", DISK, limit(person, **LIMITS)),
-            ("descriptors", DESCRIPTORS, limit(person, **LIMITS, open_files="256")),
+        name: start(person, "run", "--json", "--discard", "--timeout", timeout, *options, "--", *python(person, code))
+        for name, code, timeout, options in (
+            ("forks", FORKS, "10s", limit(person, **LIMITS)),
+            ("memory", MEMORY, "80s", limit(person, **LIMITS)),
+            ("disk", DISK, "80s", limit(person, **LIMITS)),
+            ("descriptors", DESCRIPTORS, "80s", limit(person, **LIMITS, open_files="256")),
         )
     }
     the_next_one_is_fine(person)
