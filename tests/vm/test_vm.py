@@ -169,7 +169,7 @@ def test_nothing_gets_out_on_a_stock_debian(who: str, output: str) -> None:
     """The whole of the escape suite, to its end."""
     run = run_of(who, "escape", output)
     assert run.exit_code == 0, f"as {who}: {run}"
-    assert sorted(run.passed()) == MODULES, f"as {who}: {run}"
+    assert sorted(run.passed()) == sorted(MODULES), f"as {who}: {run}"
 
 
 @pytest.mark.parametrize("who", PEOPLE)
