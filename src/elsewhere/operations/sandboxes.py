@@ -34,6 +34,7 @@ __all__ = [
     "keep",
     "keeping",
     "list_sandboxes",
+    "refuse_owned",
     "remove",
     "remove_all",
     "start",
@@ -182,7 +183,7 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
     """From now on; None: for ever."""
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
-        _refuse_owned(found)
+        refuse_owned(found)
         # Before the keeper is told: one that ends by itself must not end earlier than what is written here.
         found.expires_at = None if lifetime is None else wall() + lifetime
         with contextlib.suppress(FileNotFoundError):  # somebody wants it: it is not idle
@@ -195,7 +196,7 @@ def extend(wanted: str, lifetime: float | None) -> tuple[State, Record]:
         return state, found
 
 
-def _refuse_owned(found: Record) -> None:
+def refuse_owned(found: Record) -> None:
     """One that does not live on its own (it has no keeper of its own in its record) is its maker's, who decides about its end."""
     if found.state == "running" and found.keeper is None:
         raise InUse(
@@ -208,7 +209,7 @@ def _refuse_owned(found: Record) -> None:
 def keep(wanted: str, *, kept: bool = True) -> tuple[State, Record]:
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
-        _refuse_owned(found)
+        refuse_owned(found)
         found.kept = kept
         record.save(found, state.sandbox(found.id))
         return state, found
@@ -307,7 +308,7 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
     if found.kept and not force:
         raise Refused("sandbox_kept", f"the sandbox {found.id!r} is to be kept", hint=f"elsewhere keep --off {found.id}")
     if not force:
-        _refuse_owned(found)
+        refuse_owned(found)
     if found.state == "running" and not force:
         reached = line.connect(state.sandbox(found.id))
         busy = []

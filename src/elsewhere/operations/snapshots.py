@@ -14,6 +14,7 @@ from elsewhere.linux import cgroups, syscalls
 from elsewhere.linux.cgroups import Group
 from elsewhere.operations import admission, creating
 from elsewhere.operations.projects import refuse_inside
+from elsewhere.operations.sandboxes import refuse_owned
 from elsewhere.operations.settings import resolve
 from elsewhere.sandbox import ending, identity, rebasing, rungs
 from elsewhere.sandbox import snapshots as kept
@@ -144,7 +145,7 @@ def remove(wanted: str, name: str, box: Live | None = None) -> tuple[State, Reco
     state = State.open()
     with record.exclusive(state, record.find(state, wanted)) as found:
         if box is None:
-            _refuse_owned(found)
+            refuse_owned(found)
         gone = kept.remove(found, name)
         record.save(found, state.sandbox(found.id))
     ending.sweep(state, layers=True)
@@ -290,7 +291,7 @@ def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False,
         lock = stack.enter_context(record.locked(state, sandbox_id))
         found = record.load(state, sandbox_id)
         if box is None:
-            _refuse_owned(found)
+            refuse_owned(found)
         held, group = Held(found, Place("", ""), owned=box is not None and box.owned), found.group
         if found.state == "running":
             _quieten(state, held, box, stack, end=end, returning=returning)
@@ -357,12 +358,3 @@ def _run_again(state: State, found: Record, box: Live | None, lock: int) -> None
         box.run_again(reserve, lock)
     else:
         engine.later("start", found.id, reserve, "", fds=[lock])
-
-
-def _refuse_owned(found: Record) -> None:
-    if found.state == "running" and found.keeper is None:
-        raise InUse(
-            "sandbox_in_use",
-            f"the sandbox {found.id!r} belongs to a program that is still running",
-            hint="wait for the end of that program",
-        )

@@ -184,12 +184,8 @@ class Live:
             saving.save_layers(f"/proc/self/fd/{self._layers_fd}/upper", os.path.join(self.directory, "upper"))
         self._close_layers()
         saved = record.load(self.state, self.id)  # a snapshot may have been taken, or removed, meanwhile
-        self.record.tip, self.record.at, self.record.snapshots, self.record.base = (
-            saved.tip,
-            saved.at,
-            saved.snapshots,
-            saved.base,
-        )
+        self.record.tip, self.record.at = saved.tip, saved.at
+        self.record.snapshots, self.record.base = saved.snapshots, saved.base
         self.record.state, self.record.ended_at = "stopped", wall()
         try:
             record.save(self.record, self.directory)

@@ -344,15 +344,7 @@ def is_alive(state: State, sandbox_id: str) -> bool:
 
 def is_locked(state: State, sandbox_id: str) -> bool:
     """Whether somebody changes, starts, stops or removes it right now."""
-    with contextlib.suppress(OSError):
-        fd = os.open(state.sandbox(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-    return False
+    return _is_taken(state.sandbox(sandbox_id), os.O_DIRECTORY)
 
 
 def wait_for_end(state: State, sandbox_id: str, seconds: float = 5.0) -> None:
@@ -364,8 +356,13 @@ def wait_for_end(state: State, sandbox_id: str, seconds: float = 5.0) -> None:
 
 def is_held(directory: str) -> bool:
     """Whether a keeper lives in this directory."""
+    return _is_taken(os.path.join(directory, "lock"))
+
+
+def _is_taken(path: str, flags: int = 0) -> bool:
+    """Whether somebody has the lock on a file or directory."""
     with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(directory, "lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
