@@ -5,7 +5,7 @@ import argparse
 from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, print_json
 from elsewhere.operations import documents
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add"]
 

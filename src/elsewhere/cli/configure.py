@@ -8,7 +8,7 @@ from elsewhere.cli.parsing import Verbs, print_json
 from elsewhere.errors import UsageError
 from elsewhere.operations import documents, settings
 from elsewhere.operations.settings import Ignored, Trust
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.settings import KEYS, human
 
 __all__ = ["add"]

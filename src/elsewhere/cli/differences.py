@@ -11,7 +11,7 @@ from elsewhere.cli.parsing import Verbs, add_id, print_json
 from elsewhere.operations import documents
 from elsewhere.operations.diffing import Difference, difference
 from elsewhere.operations.documents import relative
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add"]
 

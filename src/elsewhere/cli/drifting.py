@@ -9,7 +9,7 @@ from elsewhere.cli.progress import teller
 from elsewhere.errors import Conflict
 from elsewhere.operations import documents, drifting, refreshing
 from elsewhere.operations.refreshing import RefreshPlan
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.records.record import Record
 
 __all__ = ["add"]

@@ -7,7 +7,7 @@ from elsewhere import units
 from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, print_json
 from elsewhere.operations import housekeeping
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add"]
 

@@ -7,7 +7,7 @@ import sys
 from elsewhere import units
 from elsewhere.cli.main import main, parser
 from elsewhere.operations import running
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.launching.launcher import serve
 from elsewhere.storage.state import State
 

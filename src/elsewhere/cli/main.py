@@ -10,7 +10,7 @@ from elsewhere import __version__
 from elsewhere.cli import about, configure, drifting, housekeeping, manage, saving, show, work
 from elsewhere.cli.parsing import Parser, Verbs, print_json
 from elsewhere.errors import ElsewhereError, StateError, UsageError
-from elsewhere.sandbox.keeping.commands import CallerGone, Signals
+from elsewhere.sandbox.keeping.callers import CallerGone, Signals
 
 __all__ = ["main", "parser"]
 

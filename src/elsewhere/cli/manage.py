@@ -15,7 +15,7 @@ from elsewhere.errors import UsageError
 from elsewhere.operations import creating, documents, files, sandboxes
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.sandboxes import Filter
-from elsewhere.sandbox.keeping.commands import Signals, pause_of
+from elsewhere.sandbox.keeping.callers import Signals, pause_of
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
 

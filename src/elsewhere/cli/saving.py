@@ -9,7 +9,7 @@ from elsewhere.cli.parsing import Verbs, add_id, count, print_json
 from elsewhere.clock import stamp
 from elsewhere.errors import ElsewhereError
 from elsewhere.operations import documents, snapshots
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.records.record import Record
 
 __all__ = ["add"]

@@ -27,7 +27,7 @@ from elsewhere.operations import documents, executing, processes, running, usage
 from elsewhere.operations.executing import ExecRequest
 from elsewhere.operations.running import RunRequest
 from elsewhere.sandbox.keeping import wire
-from elsewhere.sandbox.keeping.commands import Signals
+from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records.request import TERMINAL, UNFINISHED
 

@@ -15,7 +15,8 @@ from elsewhere.operations.settings import resolve
 from elsewhere.paths import is_within
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.keeping import commands, line
-from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals, pause_of
+from elsewhere.sandbox.keeping.callers import CallerGone, Signals, pause_of
+from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records import truth

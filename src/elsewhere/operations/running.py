@@ -16,7 +16,8 @@ from elsewhere.operations.creating import Wish, raise_sandbox
 from elsewhere.operations.executing import journaled, refusals_recorded, run_command
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import contents, environment
-from elsewhere.sandbox.keeping.commands import CallerGone, Outcome, Signals, pause_of
+from elsewhere.sandbox.keeping.callers import CallerGone, Signals, pause_of
+from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.records.record import Record
