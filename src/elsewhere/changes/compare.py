@@ -23,13 +23,14 @@ import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from elsewhere.changes.model import Change, Changes, Place, Side
 from elsewhere.storage.encodings import TRUSTED, Encoding
 from elsewhere.storage.stacks import Folder, Stack
 from elsewhere.storage.trees import Directory, Entry, Tree
+from elsewhere.values import dataclass
 
 __all__ = ["Changes", "View", "compare_overlay", "compare_states", "compare_trees", "compare_views"]
 
@@ -189,6 +190,7 @@ class _Comparison:
         self._views = (before, after)
         self._same_base = list(before.below) == list(after.below)
         self._changes = Changes()
+        self._made_or_deleted: dict[str, Change] = {}
         self._todo: list[tuple[str, _Spot, _Spot]] = []
         self._before: _Side
         self._after: _Side
@@ -211,6 +213,8 @@ class _Comparison:
                     # Closed, here or there, or a path too long to reach: it is there, and that is all we can say.
                     kind = "modified" if old and new else "added" if new else "deleted"
                     self._changes.add(Change(self._name(path).rstrip("/") + "/", kind, None, None))
+                    self._made_or_deleted.pop(path, None)
+        self._changes.directories += self._made_or_deleted.values()
         self._changes.sort()
         return self._changes
 
@@ -255,6 +259,10 @@ class _Comparison:
                 self._changes.add(Change(f"{self._name(path)}/", "modified", Side(was.entry.about), Side(now.entry.about)))
             if self._is_same(old, new):
                 return
+        else:
+            before_it, after_it = (Side(one.entry.about) if one and spot else None for one, spot in ((was, old), (now, new)))
+            change = Change(f"{self._name(path)}/", "added" if new else "deleted", before_it, after_it)
+            self._made_or_deleted[path] = change
         self._todo.append((path, old, new))
 
     def _is_same(self, old: _Spot, new: _Spot) -> bool:

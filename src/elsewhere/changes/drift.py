@@ -12,7 +12,7 @@ Not here: which base a sandbox has, and what it changed itself.
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from elsewhere import units
@@ -21,11 +21,23 @@ from elsewhere.changes.sides import Sides
 from elsewhere.changes.threeway import equal
 from elsewhere.storage import scanning
 from elsewhere.storage.scanning import Row, Scan
+from elsewhere.values import dataclass
 
-__all__ = ["Compared", "Dated", "Drift", "Listed", "Witness", "changed_since", "differing", "is_repository_path", "overlap"]
+__all__ = [
+    "TICK_NS",
+    "Compared",
+    "Dated",
+    "Drift",
+    "Listed",
+    "Witness",
+    "changed_since",
+    "differing",
+    "is_repository_path",
+    "overlap",
+]
 
 # The kernel stamps by the tick: what happened right after a moment may carry a time that is up to this much earlier.
-_TICK_NS = 10_000_000
+TICK_NS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,7 @@ class Dated:
             found = os.lstat(os.path.join(self.project, path))
         except OSError:
             return path in self.deleted
-        return not stat.S_ISDIR(found.st_mode) and found.st_ctime_ns >= self.since_ns - _TICK_NS
+        return not stat.S_ISDIR(found.st_mode) and found.st_ctime_ns >= self.since_ns - TICK_NS
 
 
 def _untouched(project: str, path: str, since_ns: int) -> bool:
@@ -168,7 +180,7 @@ def _untouched(project: str, path: str, since_ns: int) -> bool:
         found = os.lstat(os.path.join(project, path))
     except OSError:
         return False
-    return found.st_ctime_ns < since_ns - _TICK_NS
+    return found.st_ctime_ns < since_ns - TICK_NS
 
 
 # -- which paths to ask about ---------------------------------------------------------------------------------------------------
@@ -203,7 +215,7 @@ def _counts(before: Row | None, now: Row | None) -> bool:
 def changed_since(new: Scan, since_ns: int) -> list[str]:
     """Every file that was made, written, renamed or given other attributes at this moment or later."""
     found = []
-    earliest = since_ns - _TICK_NS
+    earliest = since_ns - TICK_NS
     for path, listing in new.directories.items():
         if is_repository_path(path) or not scanning.newest(listing) >= earliest:
             continue

@@ -31,6 +31,8 @@ def matcher(patterns: Iterable[str], project: str) -> Callable[[str], bool]:
 
 
 def _expression(pattern: str, project: str) -> str:
+    if not pattern:  # an unset variable, most likely, and not meant to be everything
+        raise UsageError("bad_pattern", "a pattern is empty: '' names nothing", hint="write . for everything, or leave it out")
     pattern = pattern.removeprefix("./").rstrip("/") or "**"
     if pattern == ".":
         pattern = "**"

@@ -11,7 +11,8 @@ import glob
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from elsewhere.values import dataclass
 
 __all__ = ["Package", "changed_since"]
 

@@ -14,10 +14,11 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from elsewhere.storage.trees import Tree
+from elsewhere.values import dataclass
 
 if TYPE_CHECKING:
     from elsewhere.changes.patch import FileStat
@@ -112,13 +113,14 @@ class Change(NamedTuple):
 @dataclass(slots=True)
 class Changes:
     """Lists of absolute paths, sorted; `renamed` has pairs of where a file was and where it is. `entries` has everything about
-    each of them."""
+    each of them, `directories` everything about those that were made or deleted, which are told only if they are empty."""
 
     added: list[str] = field(default_factory=list)
     modified: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     renamed: list[tuple[str, str]] = field(default_factory=list)
     entries: list[Change] = field(default_factory=list, compare=False, repr=False)
+    directories: list[Change] = field(default_factory=list, compare=False, repr=False)
     project: str = field(default="/", compare=False, repr=False)
     scratch: str | None = field(default=None, compare=False, repr=False)
 
@@ -141,13 +143,14 @@ class Changes:
         self.entries.append(change)
 
     def extend(self, other: "Changes") -> None:
-        for kind in (*KINDS, "renamed", "entries"):
+        for kind in (*KINDS, "renamed", "entries", "directories"):
             getattr(self, kind).extend(getattr(other, kind))
 
     def sort(self) -> None:
         for kind in (*KINDS, "renamed"):
             getattr(self, kind).sort()
         self.entries.sort(key=_by_path)
+        self.directories.sort(key=_by_path)
 
     def where(self, wanted: Callable[[str], bool]) -> "Changes":
         """The same, but only of paths that are wanted; of a renamed file, either of its paths will do."""
@@ -156,6 +159,7 @@ class Changes:
             setattr(kept, kind, [path for path in getattr(self, kind) if wanted(path)])
         kept.renamed = [pair for pair in self.renamed if wanted(pair[0]) or wanted(pair[1])]
         kept.entries = [one for one in self.entries if wanted(one.path) or (one.source is not None and wanted(one.source))]
+        kept.directories = [one for one in self.directories if wanted(one.path)]
         return kept
 
     def without(self, hidden: list[str]) -> "Changes":

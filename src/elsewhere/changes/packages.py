@@ -15,9 +15,9 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from elsewhere.changes.model import Change, Changes, Side
+from elsewhere.values import dataclass
 
 __all__ = ["PackageChange", "Summary", "configuration", "summarise"]
 

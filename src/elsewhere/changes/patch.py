@@ -17,11 +17,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import IO
 
 from elsewhere.changes.model import Change, Changes, Side
-from elsewhere.errors import Broken, InUse, Refused, Unavailable
+from elsewhere.errors import Broken, InUse, Refused
+from elsewhere.storage.git import quoted, start
+from elsewhere.values import dataclass
 
 __all__ = ["FileStat", "LeftOut", "Patch", "is_git", "patch", "stat"]
 
@@ -203,7 +204,7 @@ def _feed(git: str, project: str, found: Iterable[Change]) -> None:
                         side: Side | None = getattr(one, ref)
                         path = one.source if ref == "before" and one.source is not None else one.path
                         if side is not None:
-                            _write(stream, one.path, _quoted(_relative(path, project)), side)
+                            _write(stream, one.path, quoted(_relative(path, project)), side)
                     stream.write(b"\n")
                 stream.write(b"done\n")
         except BrokenPipeError:
@@ -246,7 +247,7 @@ def _write(stream: IO[bytes], path: str, name: bytes, side: Side) -> None:
             piece = source.read(min(size, _CHUNK))
             if not piece:
                 raise InUse(
-                    "changed_meanwhile",
+                    "read_meanwhile",
                     f"{path!r} became shorter while it was read",
                     hint="stop the sandbox, or wait until nothing writes in it",
                     detail={"path": path},
@@ -254,12 +255,6 @@ def _write(stream: IO[bytes], path: str, name: bytes, side: Side) -> None:
             stream.write(piece)
             size -= len(piece)
         stream.write(b"\n")
-
-
-def _quoted(path: str) -> bytes:
-    """As git reads names in a stream: anything that could be misread as three octal digits."""
-    plain = (bytes((byte,)) if 32 <= byte < 127 and byte not in b'"\\' else b"\\%03o" % byte for byte in os.fsencode(path))
-    return b'"%b"' % b"".join(plain)
 
 
 def _output(git: str, *words: str) -> bytes:
@@ -271,7 +266,6 @@ def _output(git: str, *words: str) -> bytes:
 
 
 def _start(git: str, *words: str, **descriptors: object) -> "subprocess.Popen[bytes]":
-    """Git, with nothing of the caller's environment or configuration that could change what it does."""
     settings = (
         "core.bare=true",
         "core.attributesFile=/dev/null",
@@ -280,21 +274,7 @@ def _start(git: str, *words: str, **descriptors: object) -> "subprocess.Popen[by
         "core.quotePath=true",
         "fastimport.unpackLimit=0",
     )
-    surroundings = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "LC_ALL": "C",
-        "GIT_DIR": git,
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-    }
-    line = ["git", "--no-pager", *(word for setting in settings for word in ("-c", setting)), *words]
-    standard = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, **descriptors}
-    try:
-        return subprocess.Popen(line, env=surroundings, cwd=git, **standard)  # type: ignore[call-overload,no-any-return]
-    except FileNotFoundError:
-        raise Unavailable("git_missing", "git is not installed, and a patch needs it", hint="install git") from None
+    return start(words, purpose="a patch", cwd=git, settings=settings, more={"GIT_DIR": git}, **descriptors)
 
 
 def _failed(what: str, complaint: bytes) -> Broken:

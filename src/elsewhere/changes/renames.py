@@ -24,7 +24,7 @@ def with_renames(found: Changes) -> Changes:
         return found
     moved = {id(one) for pair in pairs for one in pair}
     left = [one for one in found.entries if id(one) not in moved]
-    result = Changes(project=found.project, scratch=found.scratch)
+    result = Changes(directories=found.directories, project=found.project, scratch=found.scratch)
     for one in left:
         result.add(one)
     for old, new in pairs:

@@ -11,10 +11,14 @@ merged by themselves. Whatever is left is a conflict, with a word that stays the
     links_differ, modes_differ      two targets, two modes
     binary, too_large               both changed the content, and it is no text, or too much of it
     text_conflict                   both changed the same lines
-    not_a_file                      both changed a device, a socket or a fifo
+    not_a_file                      a device, a socket or a fifo, which nobody can merge or move
     no_base                         both changed it, and nobody knows what it was
     parent_gone, parent_replaced    the directory that it is in was deleted there, or is none any more
     hidden_here                     it is new or changed there, in a directory that was deleted, replaced or moved here
+    not_empty                       a directory that was deleted or replaced here holds something there that was not known here
+    not_permitted                   it cannot be read or written there
+    link_outside                    a link that leads out of what is being changed
+    case_collision                  a name that differs from another one by upper and lower case only, where that does not count
 
 Not here: where sides come from, and what is done about a decision. Nothing of what is merged is ever executed.
 """
@@ -22,11 +26,12 @@ Not here: where sides come from, and what is done about a decision. Nothing of w
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from elsewhere.changes.model import Side
-from elsewhere.errors import Broken, Unavailable
+from elsewhere.errors import Broken
+from elsewhere.storage import git
+from elsewhere.values import dataclass
 
 __all__ = ["LARGEST", "Decision", "conflict", "decide", "decide_without_base", "equal", "merge_text"]
 
@@ -46,11 +51,15 @@ _SENTENCES = {
     "binary": "changed in the sandbox and in reality, and it is no text that could be merged",
     "too_large": "changed in the sandbox and in reality, and too large to be merged",
     "text_conflict": "the sandbox and reality changed the same lines",
-    "not_a_file": "changed in the sandbox and in reality, and it is neither file, directory nor link",
+    "not_a_file": "neither a file, a directory nor a link, so it can be neither merged nor moved",
     "no_base": "changed in the sandbox and in reality, and what it was before is not known",
     "parent_gone": "the directory that it is in was deleted in reality",
     "parent_replaced": "the directory that it is in is not a directory in reality any more",
     "hidden_here": "changed in reality, in a directory that the sandbox deleted, replaced or moved",
+    "not_empty": "deleted or replaced in the sandbox, and in reality it holds something that the sandbox did not delete",
+    "not_permitted": "it cannot be read or written in reality with the permissions that we have",
+    "link_outside": "a link of the sandbox that leads out of the directory that is being changed",
+    "case_collision": "reality takes the name for that of something else: there, upper and lower case are the same",
 }
 
 
@@ -78,8 +87,10 @@ def decide(base: Side | None, ours: Side | None, theirs: Side | None, *, largest
         return _THEIRS
     if ours is None or theirs is None:
         return conflict("deleted_here" if ours is None else "deleted_there")
+    if base is None and ours.type == theirs.type:
+        return conflict("modes_differ" if ours.type == "directory" else "both_added")
     if base is None:
-        return conflict("both_added" if ours.type == theirs.type else "type_changed")
+        return conflict("type_changed")
     if not base.type == ours.type == theirs.type:
         return conflict("type_changed")
     if ours.type == "link":
@@ -147,7 +158,7 @@ def _mode(base: int, ours: int, theirs: int) -> int | None:
 
 
 def conflict(reason: str, content: bytes | None = None) -> Decision:
-    """One of the reasons above, the last three of which only those can see who look at more than one path."""
+    """One of the reasons above; from `parent_gone` on, only those can see them who look at more than one path."""
     return Decision("conflict", content, None, reason, _SENTENCES[reason])
 
 
@@ -193,26 +204,8 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes) -> tuple[bytes, bool]:
 
 def _git(place: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
     """In a directory that is nobody's repository: it finds no configuration, no attributes and no hooks, not even in a parent."""
-    surroundings = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "LC_ALL": "C",
-        "GIT_CEILING_DIRECTORIES": os.path.dirname(os.path.realpath(place)),
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-    }
+    above = os.path.dirname(os.path.realpath(place))
     try:
-        return subprocess.run(
-            ["git", "--no-pager", *words],
-            cwd=place,
-            env=surroundings,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise Unavailable("git_missing", "git is not installed, and merging needs it", hint="install git") from None
-    except subprocess.TimeoutExpired:
-        raise Broken("merge_failed", f"git merge-file did not end within {_PATIENCE:.0f} s") from None
+        return git.run(words, purpose="merging", cwd=place, patience=_PATIENCE, more={"GIT_CEILING_DIRECTORIES": above})
+    except Broken as error:
+        raise Broken("merge_failed", error.message) from error
