@@ -24,9 +24,10 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.linux.gauges import MOVERS, WORK, keeper_place, work_place
+from elsewhere.values import dataclass
 
 __all__ = ["CONTROLLERS", "Group", "Host", "enter", "left_over", "limit", "look", "make", "remove", "scope", "sweep"]
 

@@ -20,7 +20,8 @@ import stat
 import struct
 import time
 from array import array
-from dataclasses import dataclass
+
+from elsewhere.values import dataclass
 
 __all__ = ["Used", "used"]
 

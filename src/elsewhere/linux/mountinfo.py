@@ -1,7 +1,8 @@
 """What is mounted: `/proc/self/mountinfo` as data."""
 
 import os
-from dataclasses import dataclass
+
+from elsewhere.values import dataclass
 
 __all__ = ["Mount", "containing", "parse", "read"]
 

@@ -18,15 +18,17 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.syscalls import AT_EMPTY_PATH, AT_FDCWD, AT_NO_AUTOMOUNT, AT_RECURSIVE, OPEN_TREE_CLONE
+from elsewhere.values import dataclass
 
 __all__ = [
     "Absent",
     "Bench",
     "Clone",
+    "Copied",
     "Cover",
     "Device",
     "Devices",
@@ -50,6 +52,7 @@ __all__ = [
 
 _TARGET_LOOKUP = sys_.RESOLVE_IN_ROOT | sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS
 _NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_LARGEST_COPY = 64 << 20
 _LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -421,6 +424,44 @@ class File(Operation):
 
     def words(self) -> str:
         return "file to mount on"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Operation):
+    """A copy of a file of reality, in a place that is the sandbox's own, unless it has something there already. `shift` is added
+    to the owners."""
+
+    shift: int | None
+
+    def execute(self, bench: Bench) -> None:
+        lookup = sys_.RESOLVE_NO_SYMLINKS | sys_.RESOLVE_NO_MAGICLINKS
+        try:
+            source = sys_.openat2(AT_FDCWD, self.target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, lookup)
+        except OSError as error:
+            bench.weaker[self.target] = f"not copied ({error.strerror})"
+            return
+        with open(source, "rb") as stream:
+            found = os.fstat(source)
+            content = stream.read(_LARGEST_COPY + 1) if stat.S_ISREG(found.st_mode) else b""
+        if not stat.S_ISREG(found.st_mode) or len(content) > _LARGEST_COPY:
+            bench.weaker[self.target] = "not copied: not a file of a sensible size"
+            return
+        around = _around(self.target, bench)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(os.path.basename(self.target), flags, 0o600, dir_fd=around)
+                with open(fd, "wb") as copy:
+                    copy.write(content)
+                    copy.flush()
+                    if self.shift is not None:
+                        os.chown(fd, self.shift + found.st_uid, self.shift + found.st_gid)
+                    os.chmod(fd, stat.S_IMODE(found.st_mode) & 0o777)
+        finally:
+            os.close(around)
+
+    def words(self) -> str:
+        return "private copy of a file of reality"
 
 
 @dataclass(frozen=True, slots=True)

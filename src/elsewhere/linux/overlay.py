@@ -4,13 +4,14 @@ Everything that is new lies in `upper`; the marks by which it says what is delet
 """
 
 import contextlib
+import errno
 import os
-from dataclasses import dataclass
 
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench, Clone, Operation, configure, set_attributes, tmpfs
 from elsewhere.linux.syscalls import AT_FDCWD, AT_NO_AUTOMOUNT, OPEN_TREE_CLONE
 from elsewhere.paths import is_within
+from elsewhere.values import dataclass
 
 __all__ = ["Overlay"]
 
@@ -19,7 +20,8 @@ __all__ = ["Overlay"]
 class Overlay(Operation):
     """Copy on write: `lower` of reality, frozen `layers` above it (newest first), everything new in `upper`. Layers, upper and
     work are relative to the sandbox's directory, or absolute. Without a `lower` nothing of reality shows, only the layers. One
-    that is not `required` becomes read-only where the kernel refuses it.
+    that is not `required` becomes read-only where the kernel refuses it, and is left out where the sandbox itself put something
+    else in its place, before it was started again.
 
     With layers that lie below `lower` there are two overlays: the kernel refuses a lower that lies below another one. The inner
     one has no upper and shows reality alone; an overlay without an upper needs two lowers, so an empty one joins it."""
@@ -43,6 +45,14 @@ class Overlay(Operation):
                 raise
             bench.weaker[self.target] = error.strerror or "refused"
             return Clone(self.target, self.lower, self.attributes | sys_.MOUNT_ATTR_RDONLY).make(bench)
+
+    def execute(self, bench: Bench) -> None:
+        try:
+            Operation.execute(self, bench)
+        except OSError as error:
+            if self.required or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL):
+                raise
+            bench.weaker[self.target] = f"not shown: something else is in its place inside ({error.strerror})"
 
     def _make(self, bench: Bench) -> int:
         with contextlib.ExitStack() as stack:

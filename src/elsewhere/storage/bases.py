@@ -22,7 +22,6 @@ import json
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from elsewhere import clock as clocks
 from elsewhere.clock import Clock
@@ -34,6 +33,7 @@ from elsewhere.storage.merging import merge_deltas
 from elsewhere.storage.rooms import Room, room_for, room_needed
 from elsewhere.storage.scanning import Scan
 from elsewhere.storage.state import State, write_aside
+from elsewhere.values import dataclass
 
 __all__ = ["Base", "Estimate", "capture", "capturing", "estimate", "prune", "unused_layers", "using"]
 

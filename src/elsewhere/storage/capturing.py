@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.clock import Clock, wall
 from elsewhere.storage.copying import Attributes, clone, copy_data
@@ -30,6 +30,7 @@ from elsewhere.storage.scanning import (
     settled,
     unsure,
 )
+from elsewhere.values import dataclass
 
 __all__ = ["Capture", "Progress", "Tell", "whiteout"]
 

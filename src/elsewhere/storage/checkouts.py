@@ -22,15 +22,16 @@ import stat
 import struct
 import subprocess
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from elsewhere.clock import monotonic, wall
-from elsewhere.errors import Broken, NotFound, StateError, Unavailable, UsageError
+from elsewhere.errors import Broken, NotFound, StateError, UsageError
 from elsewhere.storage import repositories
 from elsewhere.storage.capturing import Progress, Tell
+from elsewhere.storage.git import quoted, run
 from elsewhere.storage.repositories import small_file
 from elsewhere.storage.rooms import Room, room_for, room_needed
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "Checkout",
@@ -207,7 +208,7 @@ class _Maker:
         tree, own = os.path.join(self.place, "tree"), os.path.join(self.place, "git")
         for directory in (self.place, tree, own, f"{own}/objects", f"{own}/objects/info", f"{own}/refs", f"{own}/info"):
             os.mkdir(directory, 0o700)
-        _write(f"{own}/objects/info/alternates", f"{_quoted(os.path.join(self.common, 'objects'))}\n")
+        _write(f"{own}/objects/info/alternates", f"{quoted(os.path.join(self.common, 'objects')).decode('ascii')}\n")
         _write(f"{own}/info/attributes", small_file(os.path.join(self.common, "info/attributes"), 1 << 20) or "")
         _write(f"{own}/HEAD", "ref: refs/heads/none\n")
         _write(f"{own}/config", self._configuration())
@@ -348,62 +349,11 @@ def _ask(git: str, *words: str) -> "subprocess.CompletedProcess[str]":
 def _run(
     git: str, words: Collection[str], patience: float | None, *, cwd: str, **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Git, with nothing of the caller's environment that could change what it does, and nothing that could make it write, ask,
-    fetch, or start another program."""
-    safe = {
-        "core.fsmonitor": "false",
-        "core.hooksPath": "/dev/null",
-        "core.warnAmbiguousRefs": "true",
-        "protocol.allow": "never",
-        "safe.directory": "*",
-        "gc.auto": "0",
-        "maintenance.auto": "false",
-    }
-    surroundings = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "LC_ALL": "C",
-        "GIT_DIR": git,
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_NO_REPLACE_OBJECTS": "1",
-        "GIT_LFS_SKIP_SMUDGE": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ASKPASS": "/bin/false",
-        **more,
-    }
-    line = ["git", "--no-pager", *(word for pair in safe.items() for word in ("-c", "=".join(pair))), *words]
-    try:
-        return subprocess.run(
-            line,
-            env=surroundings,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=patience,
-            check=False,
-            umask=0o022,
-        )
-    except FileNotFoundError:
-        raise Unavailable("git_missing", "git is not installed, and --base-ref needs it", hint="install git") from None
-    except subprocess.TimeoutExpired:
-        raise Broken("git_silent", f"git did not answer within {patience:.0f} s: {' '.join(line)}") from None
+    done = run(words, purpose="--base-ref", cwd=cwd, patience=patience, more={"GIT_DIR": git, **more})
+    said, complaint = (stream.decode("utf-8", "surrogateescape") for stream in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, said, complaint)
 
 
 def _write(path: str, text: str) -> None:
     with open(path, "wb") as stream:
         stream.write(os.fsencode(text))
-
-
-def _quoted(path: str) -> str:
-    """As C does, which git reads in lists of alternates: a path may hold anything."""
-    return (
-        '"'
-        + "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in os.fsencode(path))
-        + '"'
-    )

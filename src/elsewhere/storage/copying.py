@@ -10,7 +10,8 @@ import os
 import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from elsewhere.values import dataclass
 
 __all__ = ["Attributes", "Copied", "clone", "copy_attributes", "copy_data", "copy_file", "copy_tree"]
 

@@ -20,13 +20,14 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from elsewhere.clock import Clock, monotonic, wall
 from elsewhere.errors import StateError
 from elsewhere.storage.guard import Guard, Identity
+from elsewhere.values import dataclass
 
 __all__ = ["Database", "Schema"]
 

@@ -14,9 +14,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.storage.trees import Entry, is_whiteout
+from elsewhere.values import dataclass
 
 __all__ = ["FUSE", "NAMED", "TRUSTED", "USER", "Encoding", "saved"]
 

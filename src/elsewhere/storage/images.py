@@ -27,11 +27,11 @@ import os
 import shutil
 import struct
 from _thread import get_ident
-from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError, InUse, StateError, Unavailable
 from elsewhere.linux import loop
 from elsewhere.linux import syscalls as sys_
+from elsewhere.values import dataclass
 
 __all__ = ["LEAST", "Usage", "available", "create", "mounted", "trim", "usage"]
 

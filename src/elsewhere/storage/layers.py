@@ -20,7 +20,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from elsewhere.clock import monotonic, wall
@@ -28,8 +28,9 @@ from elsewhere.errors import Broken
 from elsewhere.linux import measuring, syscalls
 from elsewhere.storage import encodings, merging, trash
 from elsewhere.storage.state import State, write_aside
+from elsewhere.values import dataclass
 
-__all__ = ["LAYERS", "Layer", "Layers", "Step"]
+__all__ = ["LAYERS", "Layer", "Layers", "Step", "size_of"]
 
 LAYERS = "layers"
 _FILE, _MERGED = "layer.json", "merged.json"
@@ -62,6 +63,16 @@ class Step:
     holds: tuple[str, ...]
 
 
+def size_of(upper: str, seconds: float) -> int | None:
+    """What lies there takes so much on the disk, if that can be told in so many seconds."""
+    fd = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = measuring.used(fd, deadline=monotonic() + seconds)
+    finally:
+        os.close(fd)
+    return found.bytes if found.complete else None
+
+
 @dataclass(frozen=True, slots=True)
 class Layers:
     state: State
@@ -72,8 +83,11 @@ class Layers:
 
     # -- making -----------------------------------------------------------------------------------------------------------------
 
-    def new(self, parent: str | None, holds: Iterable[str], encoding: str, *, apart: bool = False) -> Layer:
-        """A layer without content, which the caller moves in. Until a record refers to it, it is nobody's."""
+    def new(
+        self, parent: str | None, holds: Iterable[str], encoding: str, *, apart: bool = False, size: int | None = None
+    ) -> Layer:
+        """A layer without content, which the caller moves in; `size`: what that takes, if it is known. Until a record refers to
+        it, it is nobody's."""
         below = None if parent is None else self.load(parent)
         made = Layer(
             f"{int(wall() * 1e6):x}-{os.urandom(4).hex()}",
@@ -82,6 +96,7 @@ class Layers:
             wall(),
             tuple(sorted(holds)),
             encoding,
+            size,
             below=self.total(parent),
             apart=apart,
         )
@@ -97,13 +112,9 @@ class Layers:
     def measured(self, layer: Layer, data: str, seconds: float) -> Layer:
         """With the bytes that its content takes, if that can be told in so many seconds."""
         if layer.bytes is None and not (layer.apart and data == self.state.room(LAYERS)):
-            fd = os.open(os.path.join(data, layer.id, "upper"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                found = measuring.used(fd, deadline=monotonic() + seconds)
-            finally:
-                os.close(fd)
-            if found.complete:
-                layer = replace(layer, bytes=found.bytes)
+            found = size_of(os.path.join(data, layer.id, "upper"), seconds)
+            if found is not None:
+                layer = replace(layer, bytes=found)
                 with contextlib.suppress(OSError):  # on a full disk it is measured again
                     self.save(layer)
         return layer

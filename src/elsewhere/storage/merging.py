@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.linux import syscalls, userns
 from elsewhere.storage.copying import Attributes, copy_attributes, copy_file
@@ -21,6 +21,7 @@ from elsewhere.storage.encodings import Encoding
 from elsewhere.storage.stacks import Folder, Stack
 from elsewhere.storage.trash import remove_tree
 from elsewhere.storage.trees import Entry, Tree, open_beneath
+from elsewhere.values import dataclass
 
 __all__ = ["duplicate", "merge", "merge_deltas"]
 

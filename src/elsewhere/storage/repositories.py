@@ -11,9 +11,9 @@ Not here: what is in a repository (`checkouts.py`).
 import contextlib
 import os
 import stat
-from dataclasses import dataclass
 
 from elsewhere.paths import is_within
+from elsewhere.values import dataclass
 
 __all__ = ["Repository", "look", "small_file"]
 

@@ -10,12 +10,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from elsewhere.errors import StateError
 from elsewhere.linux import syscalls
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Room", "room_for", "room_needed"]
 

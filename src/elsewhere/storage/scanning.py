@@ -17,10 +17,11 @@ import os
 import stat
 import zlib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.clock import Clock, wall
 from elsewhere.linux import mountinfo
+from elsewhere.values import dataclass
 
 __all__ = [
     "DIRECTORY",

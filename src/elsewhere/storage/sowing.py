@@ -9,13 +9,14 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO, Literal
 
 from elsewhere.storage.copying import Attributes
 from elsewhere.storage.encodings import Encoding
 from elsewhere.storage.stacks import Folder, Stack
 from elsewhere.storage.trees import Entry, Tree
+from elsewhere.values import dataclass
 
 __all__ = ["Seed", "sow"]
 

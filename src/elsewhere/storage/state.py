@@ -3,6 +3,7 @@
     $ELSEWHERE_HOME              root: /var/lib/elsewhere; a user: ~/.local/share/elsewhere
       schema                     version of this layout; an older program refuses a newer one
       run/<8 hex>                sockets of launchers, with their locks and logs
+      run/network                the network service's (see `sandbox/networking/calling.py`)
       mnt/                       empty; a sandbox under construction mounts its scratch space here, in its own namespace
       registry.db                an index of the sandboxes, and the history of requests (see `sandbox/records/registry.py`)
       bases/<project>/           what pinned sandboxes start from (see `bases.py`)
@@ -13,12 +14,16 @@
           keeper                 the keeper's socket
           journal                requests: each beginning and end
           logs/                  what detached commands said
+          network.ports          which ports of the host were picked for published ones
+          network.proxy          the host's own proxy (see `sandbox/networking/proxies.py`)
           manifest dirty/        what its base looked like, and for a live one copies of what git had none of
           layers.img             a file system for the layers, where they may only grow to a size
           upper/<n>/ work/<n>/   one pair for each overlay; sandbox.json says which place each belongs to
           upper/tmp/ …           private /tmp, /var/tmp and, in the project view, home
           copy/                  the project, where it had to be copied
       layers/<layer-id>/         what sandboxes wrote up to a snapshot (see `layers.py`)
+      journal/<promotion-id>/    what was moved to reality, and how it is taken back (see `promotion/records.py`)
+      experiments/<id>/          races, with what came of each attempt (see `experiments/records.py`)
       archive/<sandbox-id>/      removed sandboxes with changes that were nowhere else
       spare/                     directories made ahead of time, renamed into sandboxes/
       trash/                     renamed here, deleted later
@@ -33,15 +38,17 @@ import errno
 import os
 import stat
 from _thread import get_ident  # `threading` itself costs every process that forks
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from elsewhere.errors import StateError
 from elsewhere.meeting import default_state
+from elsewhere.values import dataclass
 
-__all__ = ["SCHEMA", "State", "write_aside", "write_new"]
+__all__ = ["SCHEMA", "State", "meant", "write_aside", "write_new"]
 
 SCHEMA = 1
-_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims", "layers")
+_ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims", "layers", "journal", "experiments")
 _opened: dict[str, tuple[int, ...]] = {}
 
 
@@ -167,3 +174,19 @@ def _write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+_Entry = TypeVar("_Entry", bound=_Named)
+
+
+def meant(every: Sequence[_Entry], wanted: str) -> list[_Entry]:
+    """Of what is kept here, oldest first, those that somebody means by an id, the beginning of one, or `@last`."""
+    if wanted == "@last":
+        return list(every[-1:])
+    exact = [one for one in every if one.id == wanted]
+    return exact or [one for one in every if wanted and one.id.startswith(wanted)]

@@ -8,9 +8,9 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from elsewhere.linux import syscalls
+from elsewhere.values import dataclass
 
 __all__ = ["Directory", "Entry", "Tree", "entries_of", "is_whiteout", "open_beneath"]
 
