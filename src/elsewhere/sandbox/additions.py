@@ -1,4 +1,4 @@
-"""What somebody asked to see besides the view: shares and devices, as they are found now.
+"""What somebody asked to see besides the view: shares, private copies and devices, as they are found now.
 
 Not here: who may ask for them, and how they are mounted (`linux/mounts.py`).
 """
@@ -10,7 +10,7 @@ import stat
 from elsewhere.paths import is_within
 from elsewhere.sandbox.confinement import Confinement, Share
 
-__all__ = ["nodes", "shares", "ways_out"]
+__all__ = ["copies", "nodes", "shares", "ways_out"]
 
 _LOOKED_AT = 20_000  # as much of a share as can be searched while somebody waits
 
@@ -24,6 +24,16 @@ def shares(confinement: Confinement) -> list[Share]:
         if about and stat.S_IFMT(about.st_mode) in (stat.S_IFDIR, stat.S_IFREG) and os.path.realpath(share.path) == share.path:
             found.append(share)
     return found
+
+
+def copies(confinement: Confinement) -> tuple[list[str], list[str]]:
+    """Those that can be made: directories, and files, at the end of a path without links."""
+    found: dict[int, list[str]] = {stat.S_IFDIR: [], stat.S_IFREG: []}
+    for path in confinement.copies:
+        about = _about(path)
+        if about and stat.S_IFMT(about.st_mode) in found and os.path.realpath(path) == path:
+            found[stat.S_IFMT(about.st_mode)].append(path)
+    return found[stat.S_IFDIR], found[stat.S_IFREG]
 
 
 def ways_out(share: str) -> list[str]:

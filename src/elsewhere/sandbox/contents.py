@@ -1,16 +1,19 @@
 """What a sandbox holds at some moment, and what is different between two: its layers, or its copy, over its base. What is hidden
-from a sandbox is never reported of it.
+from a sandbox is never reported of it, and neither is what it has a private copy of, nor the sockets of its forwards.
 
 A moment is `base` (what it started from), `now`, or the name of one of its snapshots.
 """
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from typing import Any
 
 from elsewhere.changes.compare import Changes, View, compare_overlay, compare_states
+from elsewhere.changes.model import Side
 from elsewhere.errors import NotFound
+from elsewhere.paths import is_within
 from elsewhere.sandbox import moved, rungs, seeds
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import encodings, images, saving
@@ -56,15 +59,38 @@ def differences(state: State, before: tuple[Record, dict[str, View]], after: tup
     found = compare_states(before[1], after[1])
     hidden = [state.path]
     for record, views in (before, after):
-        known = [*record.enforced.get("hidden", []), *record.enforced.get("not_copied", [])]
+        copies = [place for place in record.confinement.get("copies", ()) if not is_within(record.project, place)]
+        known = [*record.enforced.get("hidden", []), *record.enforced.get("not_copied", []), *copies]
         hidden += known
         if rungs.named(record.mechanism).whole_machine:
             for at, view in views.items():
                 hidden += moved.also_at(known, at, view.layers)  # since it started, which is when it is covered there
-    found = found.without(hidden)
+    found = _without_sockets(found.without(hidden), {*_forwarded(before[0]), *_forwarded(after[0])})
     found.project = after[0].project
     found.scratch = state.sandbox(after[0].id)
     return found
+
+
+def _forwarded(record: Record) -> list[str]:
+    """Where it was given sockets that lead to services of the host: nobody inside made them."""
+    texts = (*record.network.get("forward", ()), *record.network.get("forwarded", ()))
+    return [text.removeprefix("unix:") for text in texts if text.startswith("unix:")]
+
+
+def _without_sockets(found: Changes, forwarded: set[str]) -> Changes:
+    """A socket that is there, or that nothing took the place of, is the forward's. All else at such a path, or below it, is
+    somebody's work."""
+    made = {one.path for one in (*found.entries, *found.directories) if one.kind == "added"}
+    sockets = {
+        one.path
+        for one in found.entries
+        if one.path in forwarded and _is_socket(one.after or one.before) and (one.after or f"{one.path}/" not in made)
+    }
+    return found.where(lambda path: path not in sockets)
+
+
+def _is_socket(side: Side | None) -> bool:
+    return side is not None and stat.S_ISSOCK(side.about.st_mode)
 
 
 def state_of(state: State, record: Record, moment: str, own: str) -> dict[str, View]:
@@ -72,13 +98,18 @@ def state_of(state: State, record: Record, moment: str, own: str) -> dict[str, V
     snapshot = None if moment in (BASE, NOW) else _snapshot(record, moment)
     if rungs.named(record.mechanism).copy:
         return {record.project: View((), _copy(state, record, moment, snapshot, own))}
-    base = record.base if snapshot is None else snapshot.get("base", record.base)
+    base = _base_now(record, own) if snapshot is None else snapshot.get("base", record.base)
     pristine = seeds.pristine(tuple((path, source) for path, source in base.get("seeds", ())))
     views = {}
     for layer in record.layers:
         written = [] if moment == BASE else _written(state, record, snapshot, own, str(layer["number"]))
         views[layer["at"]] = View(written, _below(record, layer, base), [_encoding(record, one) for one in written], pristine)
     return views
+
+
+def _base_now(record: Record, own: str) -> dict[str, Any]:
+    """Of one that is being moved to another (`rebasing.py`), that other, as soon as what was merged with it is in place."""
+    return record.base if record.rebasing is None or os.path.isdir(f"{own}/upper.next") else record.rebasing
 
 
 def _copy(state: State, record: Record, moment: str, snapshot: dict[str, Any] | None, own: str) -> list[str]:

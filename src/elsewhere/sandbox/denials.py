@@ -1,11 +1,11 @@
 """Denials: what a sandbox refused, as a record that an agent can act on.
 
-    {"kind": "path|syscall|limit|policy|device", "what", "rule", "how_to_allow", "count", "told_by"}
+    {"kind": "path|syscall|limit|policy|device|network", "what", "rule", "how_to_allow", "count", "told_by"}
 
 `told_by` says how we know. The kernel tells of system calls that the filter refuses, of devices that cannot be made and of limits
-that it holds; our own watchdog of those that only it looks after. The command's own output names places that are hidden or
-read-only: about those the kernel tells nobody. And of some programs (sudo) it is known what they cannot do. What nobody tells is
-listed in `docs/security.md`.
+that it holds; our own watchdog of those that only it looks after; our proxy of hosts that no rule allows. The command's own
+output names places that are hidden or read-only: about those the kernel tells nobody. And of some programs (sudo) it is known
+what they cannot do. What nobody tells is listed in `docs/security.md`.
 
 Which place is what is decided by the sandbox's record alone. A command can print any path: whoever looked it up on the host would
 answer whether it is there, and could set an automount going.
@@ -50,6 +50,8 @@ def _explained(one: Denied, record: Record) -> dict[str, Any]:
         watched = str(record.enforced.get("limits", {}).get(one.what, "")).startswith(WATCHED)
         told_by = "watchdog" if watched else "kernel"
         return _denial("limit", one.what, *_limit(one.what, record), count=one.count, told_by=told_by)
+    if one.kind == "network":
+        return _network(one, record)
     number = notifications.number(one.what)
     kind, rule, allow = notifications.explain(-1 if number is None else number)
     return _denial(kind, one.what, rule, allow, count=one.count)
@@ -60,6 +62,29 @@ def _limit(name: str, record: Record) -> tuple[str, str]:
     shown = "" if value is None else amount(name, value)
     more = {"memory": "2G", "disk": "4G", "pids": "1024"}.get(name, "MORE")
     return f"{name} is limited to {shown}" if shown else f"{name} is limited", f"--{name} {more}, or less work at once"
+
+
+def _network(one: Denied, record: Record) -> dict[str, Any]:
+    """By the rules as they are now: whoever reads it wants to know what to do."""
+    from elsewhere.network import addresses, names
+    from elsewhere.network.rules import Rules, decide, decide_name
+
+    host, port, address = (*one.what.split("/"), "", "")[:3]
+    number = int(port) if port.isdecimal() else 0
+    rules = Rules.from_document({"mode": record.confinement.get("network", "allow"), **_rules(record)})
+    where = names.authority(host, number or None)
+    literal = names.address(address)
+    called = record.id if record.keeper is not None else ""  # one that ends with its command is gone by then
+    if literal is not None:
+        rule, how = addresses.refusal(host, number, literal, called)
+    else:
+        verdict = decide(rules, host, number, called) if number else decide_name(rules, host, called)
+        rule, how = (verdict.rule, verdict.how) if not verdict.allowed else ("it was not allowed then, and is now", "try again")
+    return _denial("network", where, rule, how, count=one.count, told_by="proxy")
+
+
+def _rules(record: Record) -> dict[str, Any]:
+    return {name: record.network[name] for name in ("allow", "deny", "presets") if name in record.network}
 
 
 def from_output(record: Record, argv: list[str], said: str) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from elsewhere.sandbox import rungs
 from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.launching.engine import Engine
+from elsewhere.sandbox.networking import proxies
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Caller
@@ -94,6 +95,7 @@ def _settle(state: State, found: Record) -> None:
     if found.disk == "image":
         _give_back(places[0])
     found.state, found.ended_at, found.keeper = "stopped", found.ended_at or wall(), None
+    proxies.forget(directory)
     record.save(found, directory)
 
 
@@ -127,6 +129,7 @@ def archive_or_discard(state: State, sandbox_id: str, found: Record | None, *, a
     if found is not None:
         found.state, found.ended_at = "removed", found.ended_at or wall()
         record.save(found, directory)
+    proxies.forget(directory)
     truth.forget(state, sandbox_id, directory)  # before it goes: nobody looks for requests in the archive
     for number in range(1000):
         target = os.path.join(state.room("archive"), sandbox_id + (f".{number}" if number else ""))

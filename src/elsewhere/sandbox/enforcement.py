@@ -15,11 +15,11 @@ is set (`launching/creation.py`) and how the keeper counts (`keeping/watch.py`).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from elsewhere import units
 from elsewhere.errors import Unavailable
 from elsewhere.sandbox.rungs import Mechanism
+from elsewhere.values import dataclass
 
 __all__ = ["RLIMIT", "WATCHED", "Facts", "Hold", "amount", "check", "hold"]
 

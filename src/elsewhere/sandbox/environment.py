@@ -5,20 +5,26 @@ misses a variable can find out why.
 """
 
 import os
+import shlex
 import stat
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from elsewhere.errors import UsageError
+from elsewhere.linux.network import PROXY_PORT
 from elsewhere.sandbox.identity import ALLOWED, RESERVED
+from elsewhere.values import dataclass
 
 __all__ = ["Environment", "compose", "looks_secret", "parse_assignment", "read_env_file"]
 
 _PASSED = frozenset(
     """LANG LANGUAGE TZ TERM COLORTERM NO_COLOR PATH HOME USER LOGNAME SHELL VIRTUAL_ENV NVM_DIR JAVA_HOME GOPATH CARGO_HOME
-    RUSTUP_HOME PYENV_ROOT CI http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY
-    NO_PROXY""".split()
+    RUSTUP_HOME PYENV_ROOT CI SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE PIP_CERT NODE_EXTRA_CA_CERTS
+    GIT_SSL_CAINFO CARGO_HTTP_CAINFO""".split()
 )
+_TUNNEL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "network", "tunnel.py")
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_NOT_PROXIED = "localhost,127.0.0.1,::1,0.0.0.0,::"  # all of them are the sandbox itself
 _PASSED_PREFIXES = ("LC_", "CONDA_")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "PRIVATE", "APIKEY", "AUTH")
@@ -37,9 +43,15 @@ def compose(
     asked: Iterable[tuple[str, str | None]] = (),
     passed: Iterable[str] = (),
     identity: Mapping[str, str],
+    network: str = "host",
+    redirected: bool = True,
 ) -> Environment:
-    """`asked` are `--env` and `--env-file` (None: the caller's own value); `passed` are names from settings."""
+    """`asked` are `--env` and `--env-file` (None: the caller's own value); `passed` are names from settings. `redirected`:
+    connections of programs that know no proxy find ours all the same."""
     chosen = {name: value for name, value in caller.items() if _is_passed(name)}
+    chosen |= _proxies(caller, network)
+    if network == "allow" and not redirected:
+        chosen["GIT_SSH_COMMAND"] = f"ssh -o ProxyCommand='{shlex.quote(sys.executable)} {shlex.quote(_TUNNEL)} %h %p'"
     for name in passed:
         _refuse_reserved(name)
         if name in caller:
@@ -59,6 +71,18 @@ def compose(
     chosen.setdefault("PATH", _DEFAULT_PATH)
     left_out = tuple(sorted(name for name in caller if name not in chosen))
     return Environment({**chosen, **identity}, left_out)
+
+
+def _proxies(caller: Mapping[str, str], network: str) -> dict[str, str]:
+    """The host's own proxy is the host's affair, its password above all: only with the host's network is it that of commands."""
+    if network == "host":
+        names = (*_PROXIES, *map(str.upper, _PROXIES))
+        return {name: caller[name] for name in names if name in caller}
+    if network == "none":
+        return {}
+    ours = f"http://127.0.0.1:{PROXY_PORT}"
+    found = {"http_proxy": ours, "https_proxy": ours, "all_proxy": ours, "no_proxy": _NOT_PROXIED}
+    return found | {name.upper(): value for name, value in found.items()}
 
 
 def _is_passed(name: str) -> bool:

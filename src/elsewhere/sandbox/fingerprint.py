@@ -34,7 +34,8 @@ def fingerprint(subject: Subject, *, whole_machine: bool) -> tuple[object, ...]:
 def _asked_for(subject: Subject) -> list[object]:
     """What a view depends on beyond what every view does."""
     confinement = subject.confinement
-    places = [share.path for share in additions.shares(confinement)]
+    directories, files = additions.copies(confinement)
+    places = [*(share.path for share in additions.shares(confinement)), *directories]
     if confinement.view == "project":
         places += toolchains.places(confinement, subject.host.home, subject.host.state, subject.project)
     seen: list[object] = [path for path in host_sockets(REPLACED) if any(is_within(path, place) for place in places)]
@@ -44,6 +45,9 @@ def _asked_for(subject: Subject) -> list[object]:
     for path in (*places, *additions.nodes(confinement)):
         found = _stat(path)
         seen.append((path, found and (found.st_dev, found.st_ino, found.st_mode, found.st_rdev)))
+    for path in files:
+        found = _stat(path)  # with what is in it, since that is copied
+        seen.append((path, found and (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_ctime_ns)))
     return seen
 
 

@@ -2,8 +2,9 @@
 
 A place is named by where it usually lies; one that is a link is hidden where it leads, and one that a second mount of its file
 system shows is hidden there, too. A place that contains the project is not hidden as a whole (its own credential places still
-are). What somebody asks to be hidden may also lie in the project. A share wins over hiding, for exactly the place that it names:
-what is hidden below it stays so, and of a hidden directory around it nothing but the way to it shows (`view.py`).
+are). What somebody asks to be hidden may also lie in the project. A share, or a private copy, wins over hiding, for exactly the
+place that it names: what is hidden below it stays so, and of a hidden directory around it nothing but the way to it shows
+(`view.py`).
 
 Some files are settings first, and programs need them (`TELLING`): they are hidden only if they hold something secret.
 """
@@ -29,10 +30,12 @@ CREDENTIALS = (
     ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".claude", ".claude.json", ".codex", ".gemini",
     ".config/anthropic", ".config/openai", ".config/github-copilot", ".config/goose", ".config/elsewhere",
     ".config/composer/auth.json", ".composer/auth.json", ".config/containers/auth.json", ".config/sops", ".databrickscfg", ".fly",
-    ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".local/share/elsewhere",
+    ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".local/share/elsewhere", ".local/share/opencode/auth.json",
+    ".aider/oauth-keys.env", ".config/mini-swe-agent/.env",
 )  # fmt: skip
 TELLING = (
     ".npmrc", ".yarnrc.yml", ".config/pip/pip.conf", ".pip/pip.conf", ".m2/settings.xml", ".gradle/gradle.properties",
+    ".aider.conf.yml", ".config/opencode/opencode.json",
 )  # fmt: skip
 SYSTEM = (
     "/etc/ssh/ssh_host_*_key", "/etc/ssl/private", "/etc/sudoers.d", "/etc/sudoers", "/etc/krb5.keytab", "/etc/wireguard",
@@ -65,7 +68,8 @@ def hidden_places(
     mounts: Iterable[Mount] = (),
 ) -> list[str]:
     """Existing places to cover, shortest first. `shown` are the project and what belongs to it; `hide` are the places that
-    somebody asked to be hidden, `shares` those that somebody asked to see, `mounts` those of the host."""
+    somebody asked to be hidden, `shares` those that somebody asked to see, as they are or as a private copy, `mounts` those of
+    the host."""
     near = [home]
     found = [state, *also]
     for other in homes():

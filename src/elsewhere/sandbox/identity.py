@@ -10,7 +10,8 @@ What is too long is cut before the hash, never in it.
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+
+from elsewhere.values import dataclass
 
 __all__ = ["RESERVED", "Identity", "derive", "env_file"]
 

@@ -8,11 +8,12 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from elsewhere.changes.compare import Changes
-from elsewhere.clock import wall
+from elsewhere.clock import monotonic, wall
 from elsewhere.errors import Broken, Refused, UsageError
 from elsewhere.sandbox import contents, environment, rebasing, rungs, snapshots
 from elsewhere.sandbox.environment import Environment
@@ -20,12 +21,15 @@ from elsewhere.sandbox.identity import Identity
 from elsewhere.sandbox.keeping import line
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching.engine import Answer, Engine
+from elsewhere.sandbox.networking import proxies
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import saving
 from elsewhere.storage.state import State
 
 __all__ = ["Live", "create", "enter", "shift_for"]
+
+_ENDING_S = 5.0  # a keeper that is about to be gone
 
 
 class Live:
@@ -65,6 +69,11 @@ class Live:
     def project_path(self) -> str:
         """Where the project is inside: at the same path, unless it had to be copied."""
         return contents.project_path(self.state, self.record)
+
+    @property
+    def private_place(self) -> str:
+        """A directory inside for what is nobody's business."""
+        return os.path.join(self.directory, "tmp") if rungs.named(self.record.mechanism).copy else "/tmp"
 
     def line(self) -> line.Line:
         """A line of its own to the keeper: answers to one question must not meet those to another."""
@@ -128,8 +137,16 @@ class Live:
             "PWD": self._inside(directory),
         }
         if rungs.named(self.record.mechanism).copy:
-            identity["TMPDIR"] = os.path.join(self.directory, "tmp")
-        return environment.compose(caller, asked=asked, passed=passed, identity=identity)
+            identity["TMPDIR"] = self.private_place
+        passed = (*passed, *self.record.confinement.get("variables", ()))
+        return environment.compose(
+            caller,
+            asked=asked,
+            passed=passed,
+            identity=identity,
+            network=self.record.confinement.get("network", "host"),
+            redirected=self.record.network.get("redirected", True),
+        )
 
     def _inside(self, directory: str) -> str:
         """Where a directory of reality is in here."""
@@ -163,13 +180,13 @@ class Live:
             answer.get()  # of the one that has just ended
         else:
             self.control.close()
-        if self.owned:
-            self.engine.ask("settle", self.id)
+        if self.owned and self.record.layers_apart:
+            self.engine.ask("settle", self.id)  # what holds its image has to go before anybody else can look at it
         self._close_layers()
 
-    def run_again(self, reserve: int, lock: int) -> None:
+    def run_again(self, reserve: int, group: list[Any] | None, fds: Sequence[int]) -> None:
         """With another keeper, which nobody waits for before it is needed; what is owned stays owned."""
-        self._starting = self.engine.later("start", self.id, reserve, "discard" if self.owned else "", fds=[lock])
+        self._starting = self.engine.later("start", self.id, reserve, "discard" if self.owned else "", group, fds=fds)
 
     # -- the end of one that is owned -------------------------------------------------------------------------------------------
 
@@ -183,9 +200,10 @@ class Live:
             # Only now: nothing that still runs may change what is being read.
             saving.save_layers(f"/proc/self/fd/{self._layers_fd}/upper", os.path.join(self.directory, "upper"))
         self._close_layers()
+        proxies.forget(self.directory)
         saved = record.load(self.state, self.id)  # a snapshot may have been taken, or removed, meanwhile
         self.record.tip, self.record.at = saved.tip, saved.at
-        self.record.snapshots, self.record.base = saved.snapshots, saved.base
+        self.record.snapshots, self.record.base, self.record.network = saved.snapshots, saved.base, saved.network
         self.record.state, self.record.ended_at = "stopped", wall()
         try:
             record.save(self.record, self.directory)
@@ -247,36 +265,58 @@ def enter(state: State, sandbox_id: str, admission: Admission) -> Live:
     how much of the disk is to stay free."""
     engine = Engine.shared(state)
     engine.revive()
+    reached = _answering(state, sandbox_id)
+    if reached is not None:
+        try:
+            return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
+        except BaseException:
+            reached.close()
+            raise
+    with record.locked(state, sandbox_id) as lock:
+        found, deadline = record.load(state, sandbox_id), monotonic() + _ENDING_S
+        while found.state == "running":
+            reached = _answering(state, sandbox_id)
+            if reached is not None:
+                return Live(engine, found, _patient(reached.sock), owned=False)
+            if monotonic() >= deadline:
+                raise _gone(found)
+            time.sleep(0.001)  # whoever asked it to rest was stopped, or its time is over: it is just ending
+            found = record.load(state, sandbox_id)
+        if record.is_over(state, found):
+            raise Refused(
+                "sandbox_expired",
+                f"the time of the sandbox {sandbox_id!r} is over",
+                hint=f"elsewhere extend {sandbox_id} 1h",
+            )
+        with admission(found) as reserve:
+            truth.end_earlier_life(state, sandbox_id)
+            snapshots.mend_if_needed(state, found)
+            rebasing.finish_if_needed(state, found)
+            (_, started), _ = engine.ask("start", sandbox_id, reserve, "", fds=[lock])
+            return _entered(engine, Record(**started))
+
+
+def _answering(state: State, sandbox_id: str) -> line.Line | None:
+    """A line to its keeper. One that is about to rest has not seen us yet, and will not."""
     reached = line.connect(state.sandbox(sandbox_id))
     if reached is not None:
         try:
-            reached.version()  # one that is about to rest has not seen us yet, and will not
-            return Live(engine, record.load(state, sandbox_id), _patient(reached.sock), owned=False)
+            reached.version()
         except Broken:
             reached.close()
-    with record.locked(state, sandbox_id) as lock:
-        found = record.load(state, sandbox_id)
-        if found.state != "running":
-            if record.is_over(state, found):
-                raise Refused(
-                    "sandbox_expired",
-                    f"the time of the sandbox {sandbox_id!r} is over",
-                    hint=f"elsewhere extend {sandbox_id} 1h",
-                )
-            with admission(found) as reserve:
-                truth.end_earlier_life(state, sandbox_id)
-                snapshots.mend_if_needed(state, found)
-                rebasing.finish_if_needed(state, found)
-                (_, started), _ = engine.ask("start", sandbox_id, reserve, "", fds=[lock])
-                return _entered(engine, Record(**started))
-        return _entered(engine, found)
+            return None
+    return reached
 
 
 def _entered(engine: Engine, found: Record) -> Live:
     reached = line.connect(engine.state.sandbox(found.id))
     if reached is None:
-        raise Broken("sandbox_gone", f"the keeper of {found.id!r} does not answer", hint=f"elsewhere stop {found.id}")
+        raise _gone(found)
     return Live(engine, found, _patient(reached.sock), owned=False)
+
+
+def _gone(found: Record) -> Broken:
+    return Broken("sandbox_gone", f"the keeper of {found.id!r} does not answer", hint=f"elsewhere stop {found.id}")
 
 
 def _patient(sock: socket.socket) -> socket.socket:

@@ -6,13 +6,13 @@ refused, and so are markers above the current directory that somebody else put t
 
 import os
 import stat
-from dataclasses import dataclass
 
 from elsewhere.errors import NotFound, Refused, UsageError
 from elsewhere.paths import is_within
 from elsewhere.settings import FILE
 from elsewhere.storage import repositories
 from elsewhere.storage.repositories import small_file
+from elsewhere.values import dataclass
 
 __all__ = ["Project", "find"]
 

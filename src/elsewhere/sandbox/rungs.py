@@ -11,9 +11,9 @@ How each is made to stand is in `mechanisms.py`; which one stood last time is re
 """
 
 import os
-from dataclasses import dataclass
 
 from elsewhere.sandbox.ids import FIRST_ID
+from elsewhere.values import dataclass
 
 __all__ = ["LADDER", "Mechanism", "ladder", "named"]
 

@@ -19,7 +19,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from elsewhere.clock import wall
@@ -30,8 +29,9 @@ from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import copying, encodings, images, merging, saving, trash
 from elsewhere.storage.copying import Attributes
-from elsewhere.storage.layers import LAYERS, Layer, Layers
+from elsewhere.storage.layers import LAYERS, Layer, Layers, size_of
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "BASE",
@@ -144,9 +144,19 @@ def add(found: Record, name: str, layer: str | None, *, copied: bool = False) ->
 # -- freezing -------------------------------------------------------------------------------------------------------------------
 
 
-def frozen(state: State, found: Record, place: Place, then: Callable[[str | None], object]) -> Layer | None:
+def frozen(
+    state: State,
+    found: Record,
+    place: Place,
+    then: Callable[[str | None], object],
+    *,
+    leaving: bool = False,
+    measured: bool = False,
+) -> Layer | None:
     """What was written since the last time becomes a layer, and the sandbox goes on above it; None: nothing was. `then` is told
-    the layer that everything is in now, and changes the record, which is saved with that."""
+    the layer that everything is in now, and changes the record, which is saved with that. `leaving`: it is to go on from
+    somewhere else, so nothing is laid above it. `measured`: somebody wants to know what it takes, as far as that can be told at
+    once; otherwise it is found out later."""
     mend(state, found, place)
     layers = Layers(state)
     if not _is_written(layers, found, place):
@@ -155,10 +165,12 @@ def frozen(state: State, found: Record, place: Place, then: Callable[[str | None
         return None
     with layers.referring(), told():
         apart = place.data != state.room(LAYERS)
-        made = layers.new(found.tip, os.listdir(place.upper), rungs.named(found.mechanism).encoding, apart=apart)
+        encoding, size = rungs.named(found.mechanism).encoding, size_of(place.upper, _QUICK_S) if measured else None
+        made = layers.new(found.tip, os.listdir(place.upper), encoding, apart=apart, size=size)
         try:
             # While there may be no room for it nothing has changed; afterwards there is nothing left to do but to rename.
-            _lay(place, [place.upper])
+            if not leaving:
+                _lay(place, [place.upper])
             os.makedirs(os.path.join(place.data, made.id), 0o700, exist_ok=True)
             found.tip = made.id
             then(made.id)
@@ -169,11 +181,14 @@ def frozen(state: State, found: Record, place: Place, then: Callable[[str | None
             if apart:
                 shutil.rmtree(os.path.join(place.data, made.id), ignore_errors=True)
             raise
-    mend(state, found, place, laid=True)
+    if leaving:
+        _move_in(layers, made.id, place)
+    else:
+        mend(state, found, place, laid=True)
     if apart:
         with contextlib.suppress(OSError):  # without room for it, another time
             _tidy_image(layers, found, place)
-    return layers.measured(made, place.data, _QUICK_S)
+    return made
 
 
 def _tidy_image(layers: Layers, found: Record, place: Place) -> None:
@@ -193,16 +208,20 @@ def mend(state: State, found: Record, place: Place, *, laid: bool = False) -> No
     if found.tip is None:
         return
     if layers.is_moving(found.tip):
-        target = os.path.join(place.data, found.tip)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(target, 0o700)
-        if not os.path.isdir(f"{target}/upper"):
-            os.rename(place.upper, f"{target}/upper")
-        layers.moved(found.tip)
+        _move_in(layers, found.tip, place)
     if not os.path.isdir(place.upper):
         if not laid:
             _lay(place, [os.path.join(place.data, step.place) for step in layers.chain(found.tip)])
         os.rename(place.upper + _ASIDE, place.upper)
+
+
+def _move_in(layers: Layers, layer_id: str, place: Place) -> None:
+    target = os.path.join(place.data, layer_id)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(target, 0o700)
+    if not os.path.isdir(f"{target}/upper"):
+        os.rename(place.upper, f"{target}/upper")
+    layers.moved(layer_id)
 
 
 def mend_if_needed(state: State, found: Record) -> None:
@@ -351,7 +370,7 @@ def return_to(state: State, found: Record, place: Place, snapshot: dict[str, Any
     if rung.stacks:
         # Not the last layer alone: a fork freezes without a name. And not the layer alone: the base may have changed below it.
         known = {one["layer"] for one in found.snapshots if one.get("base", found.base) == found.base}
-        frozen(state, found, place, lambda tip: tip is not None and tip not in known and add(found, left, tip))
+        frozen(state, found, place, lambda tip: tip is not None and tip not in known and add(found, left, tip), leaving=True)
         saved = any(one["name"] == left for one in found.snapshots)
         _clear(place)  # stopped from here on, it is laid anew
         found.tip, found.at = snapshot["layer"], None if snapshot["name"] == BASE else snapshot["name"]

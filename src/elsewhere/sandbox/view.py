@@ -19,7 +19,9 @@ sandbox's own, project and toolchains have mounts of their own, and a further mo
 
     what somebody asks for                 both plans
     a share                                as it is, at its own path, above everything but the project and hidden places in it
-    a place to hide                        covered; where a share lies in it, empty but for the way there
+    a private copy                         a directory: an overlay of its own over reality's; a file: copy on write where
+                                           home is, else copied when the sandbox is made
+    a place to hide                        covered; where one of these lies in it, empty but for the way there
     a device                               a node in the sandbox's /dev
 
 Where a kind of mount of the host is to be treated differently: `_Drawing._classify` for the machine plan, `_Drawing.user` for the
@@ -30,7 +32,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from elsewhere.linux import mountinfo
 from elsewhere.linux import syscalls as sys_
@@ -38,6 +39,7 @@ from elsewhere.linux.mountinfo import Mount
 from elsewhere.linux.mounts import (
     Absent,
     Clone,
+    Copied,
     Cover,
     Device,
     Directory,
@@ -56,6 +58,7 @@ from elsewhere.sandbox.confinement import Confinement, Share
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.sockets import REPLACED, host_sockets
+from elsewhere.values import dataclass
 
 __all__ = [
     "USER_ROOT",
@@ -166,6 +169,8 @@ class _Drawing:
         self._needed = (project.path, *git)
         self._confinement = subject.confinement
         self._shares = additions.shares(subject.confinement)
+        copies, self._files = additions.copies(subject.confinement)
+        self._copies = outermost(copies)
         self._narrow = subject.confinement.view == "project"
         self._home = home[0] if self._narrow and home and not _contains_the_system(home[0]) else None
         self._toolchains = toolchains.places(subject.confinement, host.home, host.state, project) if self._narrow else []
@@ -185,7 +190,7 @@ class _Drawing:
                 operations += self._stepping_stones(place, _top(place))
                 if not self._is_pinned(place):
                     operations.append(self._over(place, place))
-        operations += self._shared(islands)
+        operations += [*self._copied(), *self._shared(islands)]
         made = {one.target for one in operations if not isinstance(one, Directory | File)}
         for mount in self._mounts:
             if mount.target != "/" and mount.target not in made and not self._is_pinned(mount.target):
@@ -257,7 +262,7 @@ class _Drawing:
                     operations += self._stepping_stones(place, "/var/tmp" if is_within(place, "/var/tmp") else _top(place))
                 if not self._is_pinned(place):
                     operations += [self._over(path, path) for path in self._free_of_mounts(place)]
-        operations += self._shared(self._needed if self._narrow else self._places)
+        operations += [*self._copied(), *self._shared(self._needed if self._narrow else self._places)]
         if self._base.layers:
             operations += [
                 Clone(mount.target, mount.target, recursive=True)
@@ -306,7 +311,8 @@ class _Drawing:
         for place in self._needed:
             operations += [] if self._is_pinned(place) else self._copy_on_write(place)
         shown = [one.target for one in operations if not isinstance(one, Directory | Link)]
-        shown += [*self._needed, *(share.path for share in self._shares), *(() if self._idmapped else ("/var/tmp",))]
+        asked = (*self._copies, *(share.path for share in self._shares))
+        shown += [*self._needed, *asked, *(() if self._idmapped else ("/var/tmp",))]
         ways = [step for place in dict.fromkeys(shown) for step in self._way_to(place)]
         return [*outline.rest(shown), *ways, *operations]
 
@@ -317,12 +323,27 @@ class _Drawing:
         kept = [self._over(place, place, required=False) for place in self._packages]
         return [self._own("/var", "var"), *outline.skeleton(FIRST_ID), self._own("/var/tmp", "vartmp"), *kept]
 
-    def _copy_on_write(self, place: str) -> list[Operation]:
+    def _copy_on_write(self, place: str, *, required: bool = True) -> list[Operation]:
         if self._idmapped:
-            return [self._over(place, place, attributes=_attributes(mountinfo.containing(place, self._mounts)))]
+            attributes = _attributes(mountinfo.containing(place, self._mounts))
+            return [self._over(place, place, attributes=attributes, required=required)]
         free = self._free_of_mounts(place)
         around = [] if free == [place] else [Clone(place, place, USER_ROOT.attributes, recursive=True)]
-        return [*around, *(self._over(path, path) for path in free)]
+        return [*around, *(self._over(path, path, required=required) for path in free)]
+
+    def _copied(self) -> list[Operation]:
+        """Private copies. A file that is copy on write as a part of what lies around it needs nothing."""
+        operations: list[Operation] = []
+        for place in self._copies:
+            operations += [*self._way_to(place), *self._copy_on_write(place, required=False)]
+        shift = FIRST_ID if self._idmapped else None
+        for path in self._files:
+            if self._nearest(path) in self._private():
+                operations += [*self._way_to(os.path.dirname(path)), Copied(path, shift)]
+        for path, to in self._confinement.links:
+            if self._nearest(path) in self._private():
+                operations += [*self._way_to(os.path.dirname(path)), Link(path, to)]
+        return operations
 
     def _shared(self, overlaid: Iterable[str]) -> list[Operation]:
         """The shares, and the project where it lies in one: that is never shown as it is. `overlaid` has its own mounts."""
@@ -362,7 +383,12 @@ class _Drawing:
     def _mounted(self) -> list[str]:
         """What shows reality at its own place, besides the root."""
         places = self._needed if self._narrow else self._places
-        return [*places, *self._toolchains, *self._packages, *(share.path for share in self._shares)]
+        return [*places, *self._toolchains, *self._packages, *self._copies, *(share.path for share in self._shares)]
+
+    def _nearest(self, path: str) -> str | None:
+        """What a path shows as a part of, besides the root."""
+        around = [place for place in (*self._private(), *self._mounted()) if is_within(path, place)]
+        return max(around, key=len, default=None)
 
     def _way_to(self, place: str) -> list[Operation]:
         """What a place is mounted on, where that is not there by itself."""
@@ -377,13 +403,11 @@ class _Drawing:
         """Whether reality shows there, if it is not hidden."""
         if not self._narrow:
             return True
-        private = self._private()
-        around = [place for place in (*private, *self._mounted()) if is_within(path, place)]
-        nearest = max(around, key=len, default=None)
-        return outline.is_system(path) if nearest is None else nearest not in private
+        nearest = self._nearest(path)
+        return outline.is_system(path) if nearest is None else nearest not in self._private()
 
     def _hidden(self, also: tuple[str, ...]) -> list[str]:
-        shares = tuple(share.path for share in self._shares)
+        shares = (*(share.path for share in self._shares), *self._confinement.copies)
         hide = self._confinement.hide
         found = hidden.hidden_places(
             self._host.home, (self._project.path,), self._host.state, also, hide=hide, shares=shares, mounts=self._mounts
@@ -447,7 +471,7 @@ class _Drawing:
             accounts_at = None  # on a mount of its own that is read-only
         also = () if accounts_at else seeds.ACCOUNTS
         places = self._hidden(also)
-        shares = [share.path for share in self._shares]
+        shares = [*(share.path for share in self._shares), *self._copies]
         passed = [path for path in places if any(share.startswith(path + "/") for share in shares)]
         operations += [outline.nothing_but(path, shares) for path in passed]
         again = bool(self._numbers)

@@ -21,7 +21,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError, Refused, UsageError
 from elsewhere.linux import syscalls
@@ -39,6 +38,7 @@ from elsewhere.sandbox.access.descriptors import (
     want_regular,
 )
 from elsewhere.sandbox.ids import ID_COUNT
+from elsewhere.values import dataclass
 
 __all__ = ["LIST_LIMIT", "READ_LIMIT", "Entry", "Files", "Listing"]
 

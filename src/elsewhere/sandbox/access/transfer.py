@@ -20,7 +20,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.linux import syscalls
@@ -40,6 +40,7 @@ from elsewhere.sandbox.access.descriptors import (
     want_regular,
 )
 from elsewhere.sandbox.access.files import Files
+from elsewhere.values import dataclass
 
 __all__ = ["LeftOut", "Sides", "Transferred", "download", "parse_place", "parse_sides", "upload"]
 

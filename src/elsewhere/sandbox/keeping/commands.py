@@ -17,7 +17,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from elsewhere.errors import Broken, InUse, NotFound, Refused, UsageError
 from elsewhere.sandbox.keeping import wire
@@ -25,6 +25,7 @@ from elsewhere.sandbox.keeping.callers import CallerGone, Signals
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.keeping.streams import PIPE_CHUNKS, Feed, Keys, Relay, Sink, Typed, fed, is_file, pass_on
 from elsewhere.sandbox.records.request import REASONS, Denied, parse_denied
+from elsewhere.values import dataclass
 
 __all__ = [
     "CAPTURE_CAP",
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 CAPTURE_CAP = 16 << 20
-_PACKET = 4096
+_PACKET = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)

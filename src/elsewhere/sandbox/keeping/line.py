@@ -12,8 +12,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elsewhere.clock import monotonic
@@ -22,6 +21,7 @@ from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.keeping.processes import WINDOW
 from elsewhere.sandbox.keeping.spec import PROTOCOL
 from elsewhere.sandbox.records import record
+from elsewhere.values import dataclass
 
 __all__ = ["PROTOCOL", "WINDOW", "Line", "Process", "Usage", "bind", "connect", "wait"]
 
@@ -30,6 +30,7 @@ _PATIENCE_S = 10.0
 _OPENING_S = 10.0
 _LEAVING_S = 0.25
 _MOST_PROCESSES = 100_000
+_MOST_PORTS = 8
 
 
 def bind(listener: socket.socket, directory: str) -> None:
@@ -89,6 +90,7 @@ class Usage:
     processes_peak: int | None
     disk_bytes: int | None
     written_bytes: int | None
+    denials: int | None = None
 
 
 def _whole(number: float | None) -> int | None:
@@ -144,11 +146,11 @@ class Line:
     def usage(self, *, measure: bool = True) -> Usage:
         """Without `measure` nobody goes through its files: the disk is as it was when it was last looked at."""
         words = self._ask(("usage", measure)).split(" ")
-        if len(words) != 8 or words[0] != "usage":
+        if len(words) not in (8, 9) or words[0] != "usage":
             raise self._nonsense(" ".join(words)[:200])
         try:
-            memory, peak, cpu, count, most, disk, written = (None if word == "-" else float(word) for word in words[1:])
-            return Usage(_whole(memory), _whole(peak), cpu, _whole(count), _whole(most), _whole(disk), _whole(written))
+            memory, peak, cpu, *others = (None if word == "-" else float(word) for word in words[1:])
+            return Usage(_whole(memory), _whole(peak), cpu, *map(_whole, others))
         except (ValueError, OverflowError) as error:
             raise self._nonsense(" ".join(words)[:200]) from error
 
@@ -172,6 +174,33 @@ class Line:
         except NotFound:
             return None
 
+    def ports(self) -> dict[str, int]:
+        """Copies of the sockets that were made with its network, by name (`linux/network.py`)."""
+        self._send(("ports",))
+        words, fds = self._receive(count=_MOST_PORTS)
+        names = words.split()
+        if names[:1] == ["ports"] and len(fds) == len(names) - 1:
+            return dict(zip(names[1:], fds, strict=True))
+        raise self._wrong(words, fds, "network")
+
+    def listen(self, address: str, port: int) -> int:
+        """A new socket that listens there, in its network."""
+        return self._descriptor("listen", address, port)
+
+    def listen_at(self, path: str) -> int:
+        """A new Unix socket that listens at that path of its root."""
+        return self._descriptor("listen-at", path)
+
+    def socket(self, family: int) -> int:
+        """A new one of its network, which whoever has it can connect."""
+        return self._descriptor("socket", family)
+
+    def hear(self, told: int) -> None:
+        """Hand it a socket on which it is told what was refused to the commands that run."""
+        self._send(("hear",), [told])
+        words, _ = self._receive()
+        self._done(words, "denials")
+
     def finish(self, grace: float) -> None:
         """Ask everything in it to end, and wait until nothing of it is left."""
         # Before it is told to go: afterwards its number could be somebody else's.
@@ -190,7 +219,16 @@ class Line:
             os.close(watch)
 
     def rest(self, own: int = 1) -> bool:
-        """Ask it to end if nothing at all runs in it, and wait for that; False: something does, or somebody else has a connection
+        """Ask it to end if nothing at all runs in it, and wait for that; False: see `will_rest`."""
+        with self.will_rest(own) as watch:
+            if watch >= 0 and not wait(watch):
+                raise InUse("sandbox_will_not_end", f"the keeper of {self._id!r} does not end", hint="try again later")
+            return watch >= 0
+
+    @contextlib.contextmanager
+    def will_rest(self, own: int = 1) -> Iterator[int]:
+        """Ask it to end if nothing at all runs in it. From then on nothing in there is changed any more, even if the keeper takes
+        another moment to go: a descriptor to wait for that (`wait`). Below 0: something runs, or somebody else has a connection
         to it (the caller has `own`), by which it could be written to, and does not go within a moment."""
         watch = os.pidfd_open(self.pid())
         try:
@@ -200,11 +238,10 @@ class Line:
                 time.sleep(0.001)
                 words = self._ask(("rest", own))
             if words in (f"refused {errno.EBUSY}", f"refused {errno.EAGAIN}"):
-                return False
+                yield -1
+                return
             self._done(words, "the sandbox")
-            if not wait(watch):
-                raise InUse("sandbox_will_not_end", f"the keeper of {self._id!r} does not end", hint="try again later")
-            return True
+            yield watch
         finally:
             os.close(watch)
 
@@ -222,15 +259,15 @@ class Line:
 
     # -- packets ----------------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: tuple[Any, ...]) -> None:
+    def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         try:
-            wire.send(self.sock, message)
+            wire.send(self.sock, message, tuple(fds))
         except OSError as error:
             raise self._gone() from error
 
-    def _receive(self, size: int = 4096) -> tuple[str, list[int]]:
+    def _receive(self, size: int = 4096, count: int = 1) -> tuple[str, list[int]]:
         try:
-            data, fds = wire.receive_raw(self.sock, size, 1)
+            data, fds = wire.receive_raw(self.sock, size, count)
         except OSError as error:
             raise self._gone() from error
         if not data:
@@ -244,15 +281,18 @@ class Line:
             os.close(fd)
         return words
 
-    def _descriptor(self, word: str) -> int:
-        self._send((word,))
+    def _descriptor(self, word: str, *about: object) -> int:
+        self._send((word, *about))
         words, fds = self._receive()
         if words == word and len(fds) == 1:
             return fds[0]
+        raise self._wrong(words, fds, word)
+
+    def _wrong(self, words: str, fds: list[int], what: str) -> Broken:
         for fd in fds:
             os.close(fd)
-        self._done(words, word)
-        raise self._nonsense(words)
+        self._done(words, what)
+        return self._nonsense(words)
 
     def _done(self, words: str, what: str) -> None:
         if words == "done":

@@ -15,6 +15,7 @@ __all__ = [
     "is_running",
     "kill_quietly",
     "mark_of",
+    "others",
     "reap_all",
     "since",
     "stop_all",
@@ -66,6 +67,13 @@ def everything(names: list[str] | None = None) -> dict[int, Process]:
             if len(words) > 21:
                 found[int(name)] = Process(int(name), words)
     return found
+
+
+def others(*, alone: bool) -> dict[int, Process]:
+    """Everything in the sandbox but us, who are its keeper."""
+    found = everything()
+    mine = found if alone else descendants(os.getpid())
+    return {pid: found[pid] for pid in mine if pid != os.getpid() and pid in found}
 
 
 def tree_of(leader: int, processes: dict[int, Process]) -> set[int]:

@@ -12,8 +12,9 @@ import signal
 import struct
 import termios
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from elsewhere.values import dataclass
 
 __all__ = ["Own", "start", "terminal"]
 

@@ -1,7 +1,9 @@
 """A command as it is asked for: what the keeper is sent to start it, and nothing about how it ended."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+from elsewhere.values import dataclass
 
 __all__ = ["PROTOCOL", "Spec"]
 

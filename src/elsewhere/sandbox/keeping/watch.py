@@ -12,12 +12,12 @@ Not here: what becomes of a command for it (`keeper.py`), and which limit is hel
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from elsewhere.linux import measuring
 from elsewhere.linux.gauges import Gauges
 from elsewhere.sandbox.keeping.processes import Process
+from elsewhere.values import dataclass
 
 __all__ = ["Meter", "Watch"]
 
@@ -254,7 +254,7 @@ class Watch:
                 return _taken(self._layers)
             self._disk_used = self._measured(time.monotonic() + 0.5)
         except OSError:
-            pass
+            pass  # what was known last is told
         return self._disk_used
 
 

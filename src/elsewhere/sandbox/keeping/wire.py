@@ -9,13 +9,14 @@ import array
 import errno
 import marshal
 import os
+import resource
 import select
 import socket
 from typing import Any
 
 from elsewhere.errors import Broken
 
-__all__ = ["Crowded", "call", "pair", "readable", "receive", "receive_raw", "send"]
+__all__ = ["Crowded", "call", "is_crowded", "pair", "readable", "receive", "receive_raw", "send"]
 
 _INLINE = 64 * 1024
 _DESCRIPTORS = 16
@@ -27,6 +28,12 @@ class Crowded(OSError):
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def is_crowded(fd: int, spare: int) -> bool:
+    """Whether so many more descriptors would be too many. The kernel gives away the lowest number that is free: `fd` was that."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 <= soft <= fd + spare
 
 
 def readable(source: socket.socket | int, seconds: float | None = 0.0) -> bool:

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from elsewhere import __version__
@@ -21,7 +21,7 @@ from elsewhere.sandbox.enforcement import Hold
 from elsewhere.sandbox.ids import FIRST_ID
 from elsewhere.sandbox.keeping import processes, wire
 from elsewhere.sandbox.launching import limiting, mechanisms
-from elsewhere.sandbox.launching.builder import BuildFailed
+from elsewhere.sandbox.launching.blanks import BuildFailed
 from elsewhere.sandbox.launching.mechanisms import Raised
 from elsewhere.sandbox.launching.stock import Stock
 from elsewhere.sandbox.project import Project
@@ -33,8 +33,9 @@ from elsewhere.sandbox.view import Base, Host, Subject
 from elsewhere.storage import trash
 from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State, write_new
+from elsewhere.values import dataclass
 
-__all__ = ["Climber", "Made", "Order", "abandon", "create", "recover", "start"]
+__all__ = ["Climber", "Made", "Order", "abandon", "clear_spare", "create", "recover", "start"]
 
 _DENIED_CALLS = {nested: len(seccomp.denied(nested=nested)) for nested in (False, True)}
 
@@ -42,9 +43,10 @@ _DENIED_CALLS = {nested: len(seccomp.denied(nested=nested)) for nested in (False
 @dataclass(frozen=True, slots=True)
 class Order:
     """What a caller asks for. `lives`: it outlives whoever asked; otherwise `abandoned` says what becomes of it if the caller
-    dies: `discard`, or `keep` if it wrote anything. `base`, `limits` and `confinement` are as they stand in the record; `binding`
-    names the limits without which there is to be no sandbox, and `ignored` the settings of the project that did not count.
-    `own_disk`: its layers are to have a file system of their own, where the host has one for them, that holds the limit."""
+    dies: `discard`, or `keep` if it wrote anything. `base`, `limits`, `confinement` and `network` are as they stand in the
+    record; `binding` names the limits without which there is to be no sandbox, and `ignored` the settings of the project that did
+    not count. `own_disk`: its layers are to have a file system of their own, where the host has one for them, that holds the
+    limit."""
 
     project: str
     git: str | None
@@ -59,6 +61,7 @@ class Order:
     binding: list[str] = field(default_factory=list)
     own_disk: bool = False
     confinement: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     reserve: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
@@ -173,6 +176,7 @@ def _create(state: State, order: Order, climber: Climber, stock: Stock) -> Made:
         limits=order.limits,
         binding=order.binding,
         confinement=order.confinement,
+        network={**order.network, "redirected": _redirected(raised)},
         ignored=order.ignored,
         group=raised.sealed.get("group"),
         disk=raised.disk,
@@ -243,6 +247,7 @@ def _start(state: State, sandbox_id: str, reserve: int, climber: Climber, stock:
         "read_only_instead": raised.weaker,
         "limits": {name: one.words for name, one in holds.items()},
     }
+    found.network = {**found.network, "redirected": _redirected(raised)}
     found.group = raised.sealed.get("group")
     found.state, found.lost, found.ended_at, found.version = "running", False, None, __version__
     found.keeper = list(Caller.of(raised.keeper_pid)) if lives else None
@@ -322,7 +327,7 @@ def _enforced(raised: Raised, reasons: list[tuple[str, str]], subject: Subject, 
         "layers": f"in memory, at most {min(rung.memory, subject.disk or rung.memory)} bytes" if rung.memory else layers,
         "processes": "descendants of the keeper" if rung.copy else "own process namespace",
         "user": _user(rung),
-        "network": "own network namespace, loopback only" if confined.network == "none" else "host",
+        "network": _network(raised, confined),
         "abstract_sockets": _abstract_sockets(raised, confined),
         "refused_calls": "told" if raised.sealed.get("told") else "silent: this kernel cannot tell which they were",
         "nested": "programs inside may make user namespaces" if confined.nested else "no namespaces can be made inside",
@@ -347,8 +352,22 @@ def _user(rung: Mechanism) -> str:
     return "own user namespace, in which root is the host's root: capabilities count inside only, ownership outside, too"
 
 
-def _abstract_sockets(raised: Raised, confined: Confinement) -> str:
+def _network(raised: Raised, confined: Confinement) -> str:
+    if confined.network == "host":
+        return "host"
     if confined.network == "none":
+        return "own network namespace, loopback only"
+    why = raised.sealed.get("unredirected")
+    return f"own network namespace, with a proxy{f' ({why})' if why else ' and a redirection to it'}"
+
+
+def _redirected(raised: Raised) -> bool:
+    """Whether programs that know no proxy are led to ours."""
+    return "redirect" in raised.ports
+
+
+def _abstract_sockets(raised: Raised, confined: Confinement) -> str:
+    if confined.network != "host":
         return "unreachable: own network namespace"
     if raised.sealed.get("scoped"):
         return "unreachable: Landlock"
@@ -412,9 +431,18 @@ def _wrote_anything(state: State, found: Record) -> bool:
 
 def recover(state: State) -> None:
     """After a launcher died: what it had in stock goes, unless another launcher holds it."""
+    clear_spare(state)
+    mechanisms.groups_left_over(state, own=False)
+
+
+def clear_spare(state: State, *, dry_run: bool = False) -> list[str]:
+    """What is half-made, or was made in advance, and nobody is left who would use it goes: the names."""
+    gone = []
     with os.scandir(state.room("spare")) as entries:
         for entry in entries:
             maker = entry.name.partition("-")[0]
             if not record.is_held(entry.path) and not processes.is_running(maker):
-                trash.discard(entry.path, state.room("trash"))
-    mechanisms.groups_left_over(state, own=False)
+                gone.append(entry.name)
+                if not dry_run:
+                    trash.discard(entry.path, state.room("trash"))
+    return sorted(gone)

@@ -4,6 +4,7 @@ They are forked by a process of their own (`Stand`), so that the launcher does n
 """
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -12,14 +13,20 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from elsewhere import outputs
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching.forking import leave_the_launcher
 
 __all__ = ["Front", "Stand"]
 
+_QUIET_S = 2.0
+
 
 class Front(Protocol):
     """The command line, which this floor does not know."""
+
+    def load(self) -> None:
+        """What not every command line needs."""
 
     def rehearse(self) -> None:
         """Do what every command line does, without effect."""
@@ -62,10 +69,17 @@ class Stand:
 
 
 def _serve(orders: socket.socket, work: Front) -> NoReturn:
-    """Until the launcher is gone."""
+    """Until the launcher is gone. Whatever is loaded here is there in all fronts that come after."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
+        loaded = False
         while True:
+            if not loaded and not wire.readable(orders, _QUIET_S):
+                loaded = True
+                with contextlib.suppress(Exception):
+                    work.load()  # what is wrong here is told when it is done in earnest
+                gc.collect()
+                gc.freeze()
             _, fds = wire.receive(orders)
             if os.fork() == 0:
                 try:
@@ -98,10 +112,8 @@ def _wait(orders: socket.socket, front: Front) -> NoReturn:
         os.umask(umask)
         os.environ.clear()
         os.environ.update(environment)
-        for number, mode in enumerate("rww"):
-            lines = 1 if number == 2 else -1  # remarks come at once, between what the command says
-            stream = open(number, mode, lines, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
+        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+        outputs.use()
         os.chdir(directory)
         code = front.serve(argv, client)
     except SystemExit as leaving:
@@ -112,6 +124,9 @@ def _wait(orders: socket.socket, front: Front) -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            while client.recv(64, socket.MSG_DONTWAIT):
+                pass  # signals that nobody read: the kernel would throw our answer away with them
         with contextlib.suppress(OSError):
             client.send(b"exit %d" % code)
         os._exit(code & 0xFF)

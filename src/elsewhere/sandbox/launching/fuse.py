@@ -3,13 +3,13 @@
 import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elsewhere.linux import capabilities
 from elsewhere.linux import syscalls as sys_
 from elsewhere.linux.mounts import Bench
 from elsewhere.sandbox.view import Layer
+from elsewhere.values import dataclass
 
 __all__ = ["Fuse", "outlive", "start"]
 

@@ -9,8 +9,8 @@ arguments and descriptors, and a fork of the launcher, which has everything load
 
     connection        first packet
     command line      ("cli", argv, directory, environment, umask) with stdin, stdout, stderr
-    engine            ("create", …) | ("start", id, reserve, wish) | ("shift", project) | ("settle", id) | ("remove", id) |
-                      ("register", id) | ("sweep",) | ("tidy", layer) | ("stop",), any number; see `engine.py`
+    engine            ("create", …) | ("start", id, reserve, wish[, group]) | ("shift", project) | ("settle", id) |
+                      ("remove", id) | ("register", id) | ("sweep",) | ("tidy", layer) | ("stop",), any number; see `engine.py`
 
 A sandbox that does not live on its own belongs to the connection that made it until it is settled or removed; when the connection
 ends before, its owner has died, and what it left is cleared up here. One that lives on its own is nobody's: its keeper has all it
@@ -28,7 +28,7 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 
 from elsewhere.errors import ElsewhereError, InUse, UsageError
@@ -40,18 +40,20 @@ from elsewhere.sandbox.launching.fronts import Front, Stand
 from elsewhere.sandbox.launching.mechanisms import groups_host, groups_left_over
 from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.launching.stock import Stock
+from elsewhere.sandbox.networking.switchboard import Switchboard
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.registry import Registry
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Launcher", "serve"]
 
 
-_IDLE_S = 300.0
 _FRONTS = 2
 _TICK_MS = 5000
 _LEAVING_S = 2.0
+_REAPING_S = 0.2
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class _Keeper:
 
 
 class Launcher:
-    def __init__(self, state: State, place: str, listener: socket.socket, front: Front, idle: float) -> None:
+    def __init__(self, state: State, place: str, listener: socket.socket, front: Front, idle: float, ahead: int) -> None:
         self._state = state
         self._place = place
         self._listener = listener
@@ -92,9 +94,10 @@ class Launcher:
         self._registry = Registry(state)
         self._nursery = Nursery(state.path)
         self._stand = Stand(front, self._before_forking)
-        self._stock = Stock(state, self._nursery)
+        self._stock = Stock(state, self._nursery, ahead)
         self._fronts: list[socket.socket] = []
         self._sweeper = sweeper.start(state)
+        self._switchboard = Switchboard(state)
         self._mountinfo = open("/proc/self/mountinfo", "rb")  # noqa: SIM115  (held for as long as we live)
         self._climber = creation.Climber()
         self._unregistered: list[record.Record] = []
@@ -107,17 +110,21 @@ class Launcher:
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._poll.register(listener.fileno(), select.POLLIN)
         self._poll.register(woken, select.POLLIN)
+        self._poll.register(self._switchboard.fileno(), select.POLLIN)
         self._poll.register(self._mountinfo.fileno(), select.POLLPRI | select.POLLERR)
 
     # -- the loop -------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        self._switchboard.revive_if_died()
         while True:
             busy = self._connections or self._keepers
             happened = self._poll.poll(self._patience())
             if not happened and not busy:
                 creation.recover(self._state)  # what another launcher left may have been held by a keeper that was still going
                 cgroups.sweep(groups_host())
+            if not happened:
+                self._switchboard.heard()
             for fd, _ in happened:
                 if fd == self._listener.fileno():
                     self._accept()
@@ -125,6 +132,8 @@ class Launcher:
                     os.read(self._woken, 4096)
                 elif fd == self._mountinfo.fileno():
                     self._mounts_changed()
+                elif fd == self._switchboard.fileno():
+                    self._switchboard.heard()
                 elif fd in self._connections:
                     self._serve(self._connections[fd])
             self._reap()
@@ -180,7 +189,7 @@ class Launcher:
             self._hand_to_front(connection, message, fds)
             return
         try:
-            answer, out = self._answer(connection, message)
+            answer, out = self._answer(connection, message, fds)
         except ElsewhereError as error:
             answer, out = (
                 ("error", type(error).__name__, error.code, error.message, error.hint, _plain(error.detail)),
@@ -201,12 +210,13 @@ class Launcher:
         with contextlib.suppress(OSError):  # the caller is gone; its connection says so in the next round
             wire.send(sock, answer, fds)
 
-    def _answer(self, connection: _Connection, message: tuple[Any, ...]) -> tuple[object | None, list[int]]:
+    def _answer(self, connection: _Connection, message: tuple[Any, ...], fds: list[int]) -> tuple[object | None, list[int]]:
         kind = message[0]
         if kind == "create":
             return self._create(connection, message[1])
         if kind == "start":
-            return self._start(connection, *message[1:])
+            self._finish_rest(message[1], *message[4:], watch=fds[1] if len(fds) > 1 else -1)
+            return self._start(connection, *message[1:4])
         if kind == "shift":
             return ("shift", self._climber.shift(message[1])), []
         if kind == "sweep":
@@ -232,7 +242,15 @@ class Launcher:
         order = creation.Order(**request)
         made = creation.create(self._state, order, self._climber, self._stock)
         self._enter(made.record)
+        self._connect(made)
         return (self._let_go(made), []) if order.lives else self._give(connection, made, order.abandoned)
+
+    def _connect(self, made: creation.Made) -> None:
+        """Its ways out go to the network service, which nobody waits for."""
+        opens = bool(made.record.network.get("forward") or made.record.network.get("publish"))
+        if made.raised.ports or opens:
+            self._switchboard.add(made.record.id, made.raised.keeper_pid, made.raised.ports, opens=opens)
+        made.raised.close_ports()
 
     def _give(self, connection: _Connection, made: creation.Made, wish: str) -> tuple[object, list[int]]:
         """It belongs to whoever asked; `wish` says what becomes of it without them."""
@@ -256,10 +274,23 @@ class Launcher:
                 print(f"{made.id} is not in the registry: {error.message}", file=sys.stderr, flush=True)
         self._unregistered.clear()
 
+    def _finish_rest(self, sandbox_id: str, group: tuple[int, dict[str, str]] | None = None, *, watch: int) -> None:
+        """What a sandbox that was told to rest still has of that life: its keeper ends by itself, in a moment, which `watch`
+        tells; its mounts, if they are held here, and its group go with it. Of a child of ours, that goes when it is reaped."""
+        rested = self._by_sandbox.pop(sandbox_id, None)
+        if rested is not None:
+            _close(rested.release())
+            group = None
+        if watch >= 0 and not wire.readable(watch, _LEAVING_S):
+            raise InUse("sandbox_will_not_end", f"the keeper of {sandbox_id!r} does not end", hint="try again later")
+        if group is not None:
+            cgroups.remove(Group(*group), _REAPING_S)
+
     def _start(self, connection: _Connection, sandbox_id: str, reserve: int, wish: str) -> tuple[object, list[int]]:
         """Without a `wish` it lives on its own."""
         self._check_mounts()
         made = creation.start(self._state, sandbox_id, reserve, self._climber, self._stock, lives=not wish)
+        self._connect(made)
         return self._give(connection, made, wish) if wish else (self._let_go(made), [])
 
     def _let_go(self, made: creation.Made) -> object:
@@ -315,7 +346,8 @@ class Launcher:
             if keeper is None:
                 self._stock.died(pid)
             else:
-                self._by_sandbox.pop(keeper.sandbox_id, None)
+                if self._by_sandbox.get(keeper.sandbox_id) is keeper:  # it may run again already
+                    del self._by_sandbox[keeper.sandbox_id]
                 self._stock.nobody_waits()
                 for sock in keeper.waiting:
                     self._reply(sock, ("done",), [])
@@ -388,6 +420,7 @@ class Launcher:
         for front in self._fronts:
             front.close()
         self._stand.close()
+        self._switchboard.close()
         self._sweeper.close()  # it empties the trash once more, and ends
 
     def remove_groups(self) -> None:
@@ -419,8 +452,8 @@ def _tell(ready: int, word: bytes) -> None:
         os.close(ready)
 
 
-def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S, ready: int = -1) -> int:
-    """Be the launcher until idle. Another one that was faster is not an error."""
+def serve(state: State, socket_name: str, front: Front, *, idle: float, ahead: int, ready: int = -1) -> int:
+    """Be the launcher until idle, with so many sandboxes made ahead of time. Another one that was faster is not an error."""
     place = os.path.join(state.room("run"), socket_name)
     if ready >= 0:
         os.set_inheritable(ready, False)  # whoever started us waits until nobody has it any more
@@ -443,7 +476,7 @@ def serve(state: State, socket_name: str, front: Front, *, idle: float = _IDLE_S
     forking.raise_descriptor_limit()
     gc.collect()
     gc.freeze()  # what is there now stays, and is not touched in every child
-    launcher = Launcher(state, place, listener, front, idle)
+    launcher = Launcher(state, place, listener, front, idle, ahead)
     _tell(ready, b"listening")
     try:
         launcher.run()

@@ -13,7 +13,7 @@ import socket
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from elsewhere.errors import ElsewhereError, StateError, Unavailable
@@ -23,8 +23,8 @@ from elsewhere.linux.mounts import Cover, Own
 from elsewhere.sandbox import additions, hidden, moved, outline, seeds, toolchains, view
 from elsewhere.sandbox.contents import IMAGE
 from elsewhere.sandbox.keeping import line, processes, wire
-from elsewhere.sandbox.launching import builder
-from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Groups, Kind
+from elsewhere.sandbox.launching import builder, sealing
+from elsewhere.sandbox.launching.blanks import Blank, BuildFailed, Groups, Kind
 from elsewhere.sandbox.launching.fuse import Fuse
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.journal import Journal
@@ -32,6 +32,7 @@ from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Base, Layer, Subject, View
 from elsewhere.storage import copying, images, trash
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "Raised",
@@ -58,7 +59,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errn
 class Raised:
     """A sandbox that stands: its keeper waits for commands and holds the lock of its directory. When `final_pid` is
     reaped, nothing of it runs any more. `seen_fd` shows its directory, `layers_fd` its layers where they do not lie there;
-    `sealed` is what became of its keeper, `disk` what keeps its layers from growing."""
+    `ports` are the ways out of its network (`linux/network.py`), `sealed` is what became of its keeper, `disk` what keeps its
+    layers from growing."""
 
     mechanism: Mechanism
     directory: str
@@ -71,6 +73,7 @@ class Raised:
     mount_namespace: int = -1
     seen_fd: int = -1
     layers_fd: int = -1
+    ports: dict[str, int] = field(default_factory=dict)
     sealed: dict[str, Any] = field(default_factory=dict)
     disk: str = ""
     copied: str = ""
@@ -85,9 +88,16 @@ class Raised:
     def discard(self) -> None:
         """Nobody wants it: the keeper ends with its control socket."""
         self.control.close()
+        self.close_ports()
         for fd in (self.mount_namespace, self.seen_fd, self.layers_fd):
             if fd >= 0:
                 os.close(fd)
+
+    def close_ports(self) -> None:
+        """They keep the network alive in which they were made."""
+        for fd in self.ports.values():
+            os.close(fd)
+        self.ports = {}
 
 
 @dataclass(slots=True)
@@ -124,6 +134,7 @@ class Raising:
             self.blank.mount_namespace,
             seen_fd,
             layers_fd,
+            self.blank.ports,
             self.blank.sealed,
             self.disk,
         )
@@ -200,7 +211,7 @@ def begin(mechanism: Mechanism, drawn: View, subject: Subject, state: State, dir
     try:
         make_directories(drawn, subject.base, directory, mechanism)
         confined = subject.confinement
-        kind = Kind(mechanism.whole_machine, offline=confined.network == "none", nested=confined.nested)
+        kind = Kind(mechanism.whole_machine, network=confined.network, nested=confined.nested)
         blank = _fuse_blank(drawn, state, directory, kind) if mechanism.fuse else take(kind)
     except OSError as error:
         raise _as_build_failure(error) from error
@@ -358,13 +369,14 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
     """No namespaces: the command works in a copy, at the copy's own path, and Landlock keeps it from writing anywhere else."""
     _check_copying(subject)
     host, project, confinement = subject.host, subject.project, subject.confinement
+    copies = [path for found in additions.copies(confinement) for path in found]
     places_hidden = hidden.hidden_places(
         host.home,
         (project.path,),
         host.state,
         seeds.ACCOUNTS,
         hide=confinement.hide,
-        shares=tuple(share.path for share in additions.shares(confinement)),
+        shares=(*(share.path for share in additions.shares(confinement)), *copies),
         mounts=host.mounts,
     )
     target = os.path.join(directory, "copy")
@@ -382,7 +394,7 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
     for place in places[1:]:
         _made(place)
     rules = _rules(subject, places_hidden, places)
-    keeper, guardian, control, sealed = builder.landlocked(rules, groups(state), nested=confinement.nested)
+    keeper, guardian, control, sealed = sealing.landlocked(rules, groups(state), nested=confinement.nested)
     _settle_in(directory, control)
     nothing = View(view.empty_plan(), (), tuple(places_hidden), (), None)
     return Raised(
@@ -393,7 +405,7 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
         guardian,
         nothing,
         target,
-        {},
+        dict.fromkeys(copies, "a private copy needs mounts"),
         seen_fd=os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
         sealed=sealed,
         copied=copied.strategy,
@@ -404,8 +416,8 @@ def _copied(mechanism: Mechanism, subject: Subject, state: State, directory: str
 def _check_copying(subject: Subject) -> None:
     if subject.base.layers:
         raise BuildFailed("base", 0, "a base needs overlay; here the project is copied as it is")
-    if subject.confinement.network == "none":
-        raise BuildFailed("network", 0, "without namespaces the network cannot be taken away")
+    if subject.confinement.network != "host":
+        raise BuildFailed("network", 0, "without namespaces the network cannot be taken away; --network host leaves it")
     try:
         version = landlock.abi()
     except OSError as error:
@@ -421,6 +433,8 @@ def _rules(subject: Subject, closed: list[str], own: list[str]) -> list[tuple[st
     if confinement.view == "project":
         shown = outline.readable(project, toolchains.places(confinement, host.home, host.state, project))
     rules = [(path, landlock.READ) for path in _readable_but(closed, shown)]
+    for path in (path for found in additions.copies(confinement) for path in found):
+        rules += [(shown, landlock.READ) for shown in _readable_but(closed, [path])]
     for share in additions.shares(confinement):
         right = landlock.WRITE if share.writable else landlock.READ
         rules += [(path, right) for path in _readable_but(closed, [share.path])]
@@ -446,9 +460,12 @@ def _readable_but(closed: list[str], shown: list[str]) -> list[str]:
 
 def unavailable(reasons: list[tuple[str, str]]) -> ElsewhereError:
     said = "; ".join(f"{name}: {reason}" for name, reason in reasons)
+    only_network = bool(reasons) and reasons[-1][1].startswith("network: ")
     return Unavailable(
         "no_mechanism",
         f"nothing on this host can isolate a command ({said})",
-        hint="elsewhere doctor shows what is missing and how to get it",
+        hint="--network host, if it may use the host's network; elsewhere doctor shows what is missing"
+        if only_network
+        else "elsewhere doctor shows what is missing and how to get it",
         detail={"reasons": [{"mechanism": name, "reason": reason} for name, reason in reasons]},
     )

@@ -20,15 +20,16 @@ import sys
 from typing import NoReturn
 
 import elsewhere
-from elsewhere.linux import cgroups, syscalls
+from elsewhere.linux import cgroups, network, syscalls
 from elsewhere.linux.mounts import Operation
 from elsewhere.sandbox import standing
 from elsewhere.sandbox.keeping import processes, wire
 from elsewhere.sandbox.keeping.keeper import Keeper
 from elsewhere.sandbox.keeping.processes import Process
-from elsewhere.sandbox.launching import builder
-from elsewhere.sandbox.launching.builder import Blank, Filters, Groups, Kind
+from elsewhere.sandbox.launching import blanks, builder, sealing
+from elsewhere.sandbox.launching.blanks import Blank, Groups, Kind
 from elsewhere.sandbox.launching.forking import close_all_but, original_descriptor_limit
+from elsewhere.sandbox.launching.sealing import Filters
 
 __all__ = ["Nursery", "serve"]
 
@@ -64,8 +65,8 @@ class Nursery:
         return ours
 
     def blank(self, kind: Kind, group: str) -> Blank:
-        blank, ends = builder.unborn()
-        order = ("blank", (kind.whole_machine, kind.offline, kind.nested), group)
+        blank, ends = blanks.unborn()
+        order = ("blank", (kind.whole_machine, kind.network, kind.nested), group)
         fds = [end.fileno() for end in ends]
         try:
             try:
@@ -87,7 +88,7 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
     """Until the launcher is gone. `soft` and `hard` are the limits of descriptors that commands are to have."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), int(hard)))
     orders = socket.socket(fileno=_ORDERS)
-    programs: dict[bool, Filters] = {False: builder.filters()}
+    programs: dict[bool, Filters] = {False: sealing.filters()}
     made: dict[bool, tuple[object, tuple[Operation, ...]]] = {}
     host = cgroups.look()
     _warm_up()
@@ -104,7 +105,7 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
             if made.get(kind.whole_machine, (None,))[0] != stamp:
                 made[kind.whole_machine] = (stamp, standing.mounts(whole_machine=kind.whole_machine))
             if kind.nested not in programs:
-                programs[kind.nested] = builder.filters(nested=kind.nested)
+                programs[kind.nested] = sealing.filters(nested=kind.nested)
             if os.fork() == 0:
                 try:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -120,19 +121,18 @@ def serve(state_path: str, soft: str, hard: str) -> NoReturn:
         os._exit(0)
 
 
-class _Rehearsing(Keeper):
-    """One that does not go through all processes of the host again and again, only to find none of its own."""
-
-    def _others(self) -> dict[int, Process]:
-        return {pid: one for pid, one in processes.everything([str(os.getpid())]).items() if pid != os.getpid()}
+def _none_of_ours() -> dict[int, Process]:
+    """Not to go through all processes of the host again and again, only to find none of our own."""
+    return {pid: one for pid, one in processes.everything([str(os.getpid())]).items() if pid != os.getpid()}
 
 
 def _warm_up() -> None:
     """Python rewrites code while it runs for the first few times. Done here, that is done for all keepers: they share it, and do
     not each get pages of their own for it."""
+    network.prepare()
     ours, theirs = wire.pair()
     with ours, theirs:
-        keeper = _Rehearsing(theirs, alone=False)
+        keeper = Keeper(theirs, alone=False, others=_none_of_ours)
         for _ in range(_ROUNDS):
             keeper.rehearse()
             with contextlib.suppress(OSError):

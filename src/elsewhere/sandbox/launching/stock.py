@@ -11,24 +11,23 @@ at every use).
 import itertools
 import os
 import time
-from dataclasses import dataclass
 
 from elsewhere.sandbox import standing
 from elsewhere.sandbox.fingerprint import fingerprint
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching import mechanisms
-from elsewhere.sandbox.launching.builder import Blank, BuildFailed, Kind
+from elsewhere.sandbox.launching.blanks import Blank, BuildFailed, Kind
 from elsewhere.sandbox.launching.mechanisms import Raised, Raising
 from elsewhere.sandbox.launching.nursery import Nursery
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Subject, View
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Stock"]
 
 _BLANKS = 2
-_RAISED = 3
 _QUIET_S = 0.03
 
 
@@ -42,9 +41,11 @@ class _Wish:
 
 
 class Stock:
-    def __init__(self, state: State, nursery: Nursery) -> None:
+    def __init__(self, state: State, nursery: Nursery, ready: int) -> None:
+        """`ready`: so many stand already; with 0, nothing is made ahead of time."""
         self._state = state
         self._nursery = nursery
+        self._ready = ready
         self._names = itertools.count()
         self._blanks: list[Blank] = []
         self._raised: list[tuple[_Wish, Raising | Raised]] = []
@@ -190,10 +191,10 @@ class Stock:
         return self._drawn[1]
 
     def _wants_blank(self) -> bool:
-        return self._kind is not None and len(self._blanks) < _BLANKS
+        return self._kind is not None and len(self._blanks) < min(_BLANKS, self._ready)
 
     def _wants_raised(self) -> bool:
-        return self._wish is not None and len(self._raised) < _RAISED
+        return self._wish is not None and len(self._raised) < self._ready
 
     def _rest(self) -> None:
         """Whoever was just served is about to run something: leave them the processor, unless the stock is empty."""

@@ -9,10 +9,11 @@ import signal
 
 from elsewhere.linux import cgroups, syscalls
 from elsewhere.sandbox import standing
+from elsewhere.sandbox.confinement import Confinement
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching import builder, mechanisms
-from elsewhere.sandbox.launching.builder import Blank, Kind
+from elsewhere.sandbox.launching.blanks import Blank, Kind
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.sandbox.view import Host, Subject
@@ -33,7 +34,9 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
 
     raised = None
     try:
-        raised = mechanisms.raise_sandbox(mechanism, Subject(Host.look(home, state.path), project), state, directory, take)
+        confined = Confinement(network="host" if mechanism.copy else "allow")  # without namespaces there is no other
+        subject = Subject(Host.look(home, state.path), project, confinement=confined)
+        raised = mechanisms.raise_sandbox(mechanism, subject, state, directory, take)
         with raised.control:
             spec = Spec(["true"], {"PATH": os.defpath}, raised.project_path, ends_sandbox=True)
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -50,7 +53,7 @@ def try_rung(mechanism: Mechanism, state: State, project: Project, home: str) ->
 
 def _words(mechanism: Mechanism) -> str:
     if mechanism.copy:
-        return "a copy of the project, the rest read-only"
+        return "a copy of the project, the rest read-only; only with --network host"
     files = "the whole machine" if mechanism.whole_machine else "home and project"
     return f"{files}, copy on write" + (f", at most {mechanism.memory >> 20} MiB in memory" if mechanism.memory else "")
 

@@ -23,7 +23,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from elsewhere.clock import Clock, wall
@@ -39,6 +39,7 @@ from elsewhere.sandbox.records.request import (
     parse_denied,
     state_of,
 )
+from elsewhere.values import dataclass
 
 __all__ = ["Caller", "Journal", "Request", "Requests", "new_request_id"]
 

@@ -15,7 +15,7 @@ has been asked again, here, where nobody else can write: it must be there, with 
 import os
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from operator import attrgetter
 
 from elsewhere.errors import StateError
@@ -32,6 +32,7 @@ from elsewhere.sandbox.records.tables import (
     record,
 )
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Fact", "Healed", "Reconciliation", "is_filled", "stamp_of", "verify"]
 

@@ -18,9 +18,10 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from elsewhere.clock import monotonic, wall
@@ -28,6 +29,7 @@ from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.records.request import Caller
 from elsewhere.storage.state import State, write_aside, write_new
+from elsewhere.values import dataclass
 
 __all__ = [
     "Record",
@@ -74,6 +76,7 @@ class Record:
     limits: dict[str, float] = field(default_factory=dict)
     binding: list[str] = field(default_factory=list)
     confinement: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     group: list[Any] | None = None
     disk: str = ""
@@ -215,7 +218,7 @@ def _check(record: Record, sandbox_id: str) -> None:
         (record.layers, list),
         (record.snapshots, list),
         *((value, dict) for value in (record.base, record.enforced, record.identity, record.labels)),
-        *((value, dict) for value in (record.limits, record.confinement)),
+        *((value, dict) for value in (record.limits, record.confinement, record.network)),
     )
     for value, kind in expected:
         if not isinstance(value, kind):
@@ -298,6 +301,9 @@ def load_all(state: State) -> tuple[list[Record], list[str]]:
 
 def find(state: State, wanted: str) -> str:
     """An id, a name, the beginning or the last part of an id, or `@last`."""
+    with contextlib.suppress(OSError):
+        if wanted.startswith("ew-") and "/" not in wanted and stat.S_ISDIR(os.lstat(state.sandbox(wanted)).st_mode):
+            return wanted  # as most programs ask: nothing else has to be looked at
     ids = state.sandbox_ids()
     if wanted in ids:
         return wanted

@@ -11,8 +11,10 @@ import functools
 import os
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple, TypeGuard
+
+from elsewhere.values import dataclass
 
 __all__ = [
     "DENIAL_KINDS",
@@ -34,14 +36,18 @@ UNFINISHED = ("pending", "creating", "running", "completing")
 TERMINAL = ("completed", "failed", "cancelled")
 REASONS = ("exited", "signaled", "timeout", "memory", "disk", "pids", "killed", "cancelled", "expired", "refused", "lost")
 
-DENIAL_KINDS = ("path", "syscall", "limit", "policy", "device")
+DENIAL_KINDS = ("path", "syscall", "limit", "policy", "device", "network")
 
 _HEX = frozenset("0123456789abcdef")
+_LONGEST_DENIAL = 400
+_OF_NAMES = {ord("_"): "a"}
+_OF_HOSTS = dict.fromkeys(map(ord, "_-./:*"), "a")
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Something that a command was refused, so many times: `kind` is syscall, device, policy or limit; `what` is its name."""
+    """Something that a command was refused, so many times: `kind` is syscall, device, policy, limit or network; `what`
+    is its name, or HOST/PORT/ADDRESS, with the address if that was why."""
 
     kind: str
     what: str
@@ -54,7 +60,8 @@ def parse_denied(words: Iterable[str]) -> tuple[Denied, ...]:
     for word in words:
         kind, _, rest = word.partition(":")
         what, _, count = rest.rpartition(":")
-        if kind in DENIAL_KINDS and what.isascii() and what.replace("_", "a").isalnum() and count.isdecimal() and len(word) < 200:
+        letters = what.translate(_OF_HOSTS if kind == "network" else _OF_NAMES)
+        if kind in DENIAL_KINDS and what.isascii() and letters.isalnum() and count.isdecimal() and len(word) < _LONGEST_DENIAL:
             found.append(Denied(kind, what, int(count)))
     return tuple(found)
 

@@ -12,13 +12,14 @@ a project) is kept as bytes; lists and mappings are JSON.
 import json
 import os
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere.errors import StateError
 from elsewhere.sandbox.records.request import KINDS, REASONS, TERMINAL, UNFINISHED, Caller, Request, is_request_id
 from elsewhere.storage.database import Schema
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "SCHEMA",

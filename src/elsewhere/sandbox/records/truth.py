@@ -10,7 +10,7 @@ The registry is loaded when it is first needed: `elsewhere --help` must not pay 
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from elsewhere.clock import wall
@@ -21,6 +21,7 @@ from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import UNFINISHED, Caller, Request, new_request_id
 from elsewhere.storage import trash
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 if TYPE_CHECKING:
     from elsewhere.sandbox.records.registry import Fact, Registry, Row
