@@ -7,6 +7,7 @@
     ├── InUse                 somebody else holds it                                     (also RuntimeError)
     ├── StateError            the state directory cannot be used                         (also RuntimeError)
     ├── Conflict              both sides changed the same: nothing was done               (also RuntimeError; exit code 3)
+    ├── CheckFailed           a check or a deploy failed: the stage is as it was          (also RuntimeError; exit code 4)
     ├── Unavailable           this host cannot do it; `reasons` says which rung lacked what (also RuntimeError)
     └── Broken                something of ours died or answered nonsense                (also RuntimeError)
 
@@ -14,7 +15,18 @@ A code is stable and may be matched by programs; a message may change. `document
 leaves the product: {"error": {"code", "message", "detail", "hint"}}.
 """
 
-__all__ = ["Broken", "Conflict", "ElsewhereError", "InUse", "NotFound", "Refused", "StateError", "Unavailable", "UsageError"]
+__all__ = [
+    "Broken",
+    "CheckFailed",
+    "Conflict",
+    "ElsewhereError",
+    "InUse",
+    "NotFound",
+    "Refused",
+    "StateError",
+    "Unavailable",
+    "UsageError",
+]
 
 
 class ElsewhereError(Exception):
@@ -63,7 +75,15 @@ class StateError(ElsewhereError, RuntimeError):
 
 
 class Conflict(ElsewhereError, RuntimeError):
+    """Both sides changed the same; nothing was done."""
+
     exit_code = 3
+
+
+class CheckFailed(ElsewhereError, RuntimeError):
+    """A check or a deploy failed; the stage is as it was."""
+
+    exit_code = 4
 
 
 class Unavailable(ElsewhereError, RuntimeError):

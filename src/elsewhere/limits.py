@@ -12,10 +12,11 @@ idle         of the sandbox, from the end of its last command      10m
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from elsewhere import units
 from elsewhere.errors import UsageError
+from elsewhere.values import dataclass
 
 __all__ = ["DEFAULTS", "LIVING", "NAMES", "UNTRUSTED", "Limits", "parse"]
 

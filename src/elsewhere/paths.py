@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["is_within", "outermost"]
+__all__ = ["is_within", "outermost", "relative"]
 
 
 def is_within(path: str, place: str) -> bool:
@@ -14,3 +14,8 @@ def outermost(paths: Iterable[str]) -> list[str]:
     """Without those that lie inside another one, in the order in which they came."""
     known = list(dict.fromkeys(paths))
     return [path for path in known if not any(path != other and is_within(path, other) for other in known)]
+
+
+def relative(path: str, project: str) -> str:
+    """Relative to the project, absolute outside it."""
+    return path[len(project) + 1 :] if path.startswith(project + "/") else path

@@ -8,7 +8,8 @@ of the environment, the errors and the pages follow it. A value comes from the s
 Lists add up over all sources. A project's file may come from a stranger, so what would widen that which holds without it is held
 back (`held_back`) unless the user trusts the file. `untrusted` tightens what weaker sources than its own say.
 
-Not here: where the files lie and whether one is trusted (`operations/settings.py`), and what a value does.
+Not here: what a value may be (`keys.py`), whether a file is trusted (`operations/settings.py`), what a value does, and what a
+stage of promotion (`promotion/stages.py`) or a race (`experiments/parsing.py`) is: here they are only tables of a project's file.
 """
 
 import difflib
@@ -16,18 +17,21 @@ import os
 import resource
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from elsewhere import limits, units
 from elsewhere.errors import Unavailable, UsageError
+from elsewhere.keys import UNAVAILABLE, Key, Wrong, from_text, understood
 from elsewhere.meeting import home_directory
 from elsewhere.paths import is_within
+from elsewhere.values import dataclass
 
 __all__ = [
     "FILE",
     "KEYS",
+    "RACES",
+    "STAGES",
     "Key",
     "Value",
     "built_in",
@@ -38,59 +42,21 @@ __all__ = [
     "human",
     "merge",
     "parse",
+    "races",
     "read",
+    "stages",
     "template",
     "unknown",
     "user_file",
 ]
 
 FILE = "elsewhere.toml"
+STAGES = "stages"
+RACES = "races"
 SOURCES = ("default", "user", "project", "environment", "command line")
 _LARGEST = 64 << 10
 _LONGEST_LINE = 4096  # a key of thousands of parts would keep the parser busy for minutes
 _LONGEST_LIST = 256  # each place costs whoever waits for the sandbox
-_UNAVAILABLE = ("docker", "podman", "macos-container", "seatbelt", "none")
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting. `narrows` says what a project's file may do with it before it is trusted:
-
-    smaller    make it smaller
-    earlier    choose one that stands before the one that holds, in `choices`
-    true       switch it on
-    false      switch it off
-    available  choose what there is
-    anything   whatever it likes
-    nothing    nothing
-    never      it is not for a project's file at all
-    """
-
-    section: str
-    name: str
-    kind: str
-    default: Any
-    narrows: str
-    example: str
-    help: str
-    widening: str = ""
-    without: str = ""
-    choices: tuple[str, ...] = ()
-
-    @property
-    def dotted(self) -> str:
-        return f"{self.section}.{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """ELSEWHERE_SANDBOX_… are the identity inside a sandbox, so the two large sections do without their names."""
-        section = "" if self.section in ("sandbox", "limits") else f"{self.section}_"
-        return f"ELSEWHERE_{section}{self.name}".upper()
-
-    @property
-    def adds_up(self) -> bool:
-        return isinstance(self.default, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +79,7 @@ _RESERVE = limits.parse("memory", "10%")
 _ALL = (
     Key(
         "sandbox", "backend", "choice", "auto", "available", '"native"', "what sandboxes are made of: auto or native",
-        "it cannot be had here", choices=("auto", "native", *_UNAVAILABLE),
+        "it cannot be had here", choices=("auto", "native", *UNAVAILABLE),
     ),
     Key(
         "sandbox", "view", "choice", "machine", "earlier", '"project"',
@@ -121,8 +87,9 @@ _ALL = (
         "it shows more of the machine", choices=("project", "machine"),
     ),
     Key(
-        "sandbox", "network", "choice", "host", "earlier", '"none"', "which network there is inside: host or none",
-        "it opens the network", choices=("none", "host"),
+        "sandbox", "network", "choice", "allow", "earlier", '"none"',
+        "which network there is inside: none, allow (what the rules name) or host (all of it)",
+        "it opens the network", choices=("none", "allow", "host"),
     ),
     Key(
         "sandbox", "untrusted", "switch", False, "true", "true",
@@ -136,6 +103,11 @@ _ALL = (
         "sandbox", "share", "shares", (), "nothing", '["~/datasets", "/srv/cache:rw"]',
         "places of the host that are seen as they are: read-only, or writable with :rw", "it shows places of the host",
     ),
+    Key(
+        "sandbox", "profile", "words", (), "nothing", '["claude"]',
+        "agent programs that are to work inside: their hosts, their login, a private copy of their state",
+        "it shows the login of a program",
+    ),
     Key("sandbox", "device", "paths", (), "nothing", '["/dev/kvm"]', "devices of the host", "it gives the sandbox devices"),
     _limit("memory", '"2G"', "memory of all processes together: a size, or a share such as 50%", "80% of the machine's"),
     _limit("cpus", "1.5", "how many processors' worth of time", "no limit"),
@@ -146,12 +118,46 @@ _ALL = (
     _limit("ttl", '"2h"', "how long a sandbox lives", "24h for create"),
     _limit("idle", '"30m"', "how long a sandbox lives after the end of its last command", "no limit"),
     Key(
+        "network", "allow", "words", (), "nothing", '["example.org", "*.example.org:8443"]',
+        "hosts that can be reached, besides those of the presets", "it opens the network",
+    ),
+    Key("network", "deny", "words", (), "anything", '["registry.npmjs.org"]', "hosts that cannot be reached, even if allowed"),
+    Key(
+        "network", "preset", "words", ("packages",), "nothing", '["models"]',
+        "hosts that are allowed by what they are for: packages, models; none forgets those before it", "it opens the network",
+    ),
+    Key(
+        "network", "forward", "words", (), "nothing", '["5432", "db.local:5432", "unix:/run/postgresql/.s.PGSQL.5432"]',
+        "services of the host that are reached inside, at the same port or path", "it opens services of the host",
+    ),
+    Key(
+        "network", "publish", "words", (), "nothing", '["8080", "0:80"]',
+        "ports inside that are reached on the host's loopback: PORT or HOST_PORT:PORT, 0 picks a free one",
+        "it opens ports of the host",
+    ),
+    Key(
         "env", "pass", "names", (), "nothing", '["DATABASE_URL", "RUST_LOG"]',
         "variables of the caller that go in, besides the built-in list", "it takes variables of the caller",
     ),
     Key(
         "base", "live", "places", (), "anything", '["data/", "build/"]',
         "directories of the project that a pinned base does not copy: they show reality as it is",
+    ),
+    Key(
+        "promotion", "runs", "places", (), "anything", '["Makefile", "scripts/*.sh"]',
+        "files of the project that run by themselves, besides the usual ones: a promotion of them is marked; names or globs",
+    ),
+    Key("promotion", "keep", "time", 30 * 86400.0, "never", '"7d"', "how long a promotion can be undone"),
+    Key("promotion", "cap", "size", 2 << 30, "never", '"500M"', "how much may be kept for undoing promotions, all together"),
+    Key(
+        "experiments", "keep", "time", 7 * 86400.0, "never", '"2d"',
+        "how long an experiment stays, with the changes and outputs of all its attempts",
+    ),
+    Key("experiments", "sandboxes", "time", 3600.0, "never", '"8h"', "how long the sandboxes of a race stay after its end"),
+    Key("experiments", "timeout", "time", 3600.0, "never", '"10m"', "how long an attempt of a race may take by default"),
+    Key(
+        "experiments", "at_once", "count", None, "never", "2", "how many attempts of a race run at once, if there is room",
+        without="four for each processor",
     ),
     Key("admission", "most", "count", None, "never", "16", "how many sandboxes may run at once", without="no limit"),
     Key(
@@ -174,6 +180,33 @@ _TIGHT = {
     **{f"limits.{name}": value for name, value in limits.UNTRUSTED.given().items()},
 }
 _LIMITED = limits.LIVING.given()
+_TEMPLATE_OF_STAGES = (
+    "# Stages of promotion, in the order in which a change goes through them. A target is a directory or a branch. Commands on",
+    "# the host, and targets other than the project and its branches, count after `elsewhere trust`.",
+    "# [[stages]]",
+    '# name = "dev"',
+    '# target = "."',
+    '# checks = ["pytest -q"]',
+    "# [[stages]]",
+    '# name = "staging"',
+    '# target = { branch = "staging" }',
+    '# checks = ["pytest -q", "make lint"]',
+    "# [[stages]]",
+    '# name = "production"',
+    '# deploy = "./deploy.sh"',
+    '# rollback = "./rollback.sh"',
+    '# approve = "person"',
+)
+_TEMPLATE_OF_RACES = (
+    "# Races: several approaches at once, each in a sandbox of its own. `elsewhere race NAME` runs one.",
+    "# [[races]]",
+    '# name = "upgrade"',
+    '# verify = ["pytest -q"]',
+    '# score = "./score.sh"',
+    "# [[races.approaches]]",
+    '# name = "newest"',
+    '# command = "pip install -U django"',
+)
 
 
 # -- where they come from -------------------------------------------------------------------------------------------------------
@@ -212,16 +245,15 @@ def read(path: str, within: str | None = None) -> bytes | None:
 
 def parse(path: str, content: bytes, base: str, *, project: bool) -> dict[str, Any]:
     """The values of a file, by dotted key. Relative paths in it are relative to `base`."""
-    if max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
-        raise _bad_file(path, f"a line of more than {_LONGEST_LINE} bytes", "a list may have as many lines as it likes")
-    try:
-        document = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise _bad_file(path, str(error)) from error
     found = {}
-    for section, values in document.items():
+    for section, values in _document(path, content).items():
+        if section in (STAGES, RACES):
+            if not project:
+                raise _bad_file(path, f"{section} are those of one project", f"write them into the {FILE} of the project")
+            _tables(path, section, values)
+            continue
         if section not in _SECTIONS:
-            raise unknown(section, _SECTIONS, f"{path}: ")
+            raise unknown(section, (*_SECTIONS, STAGES, RACES), f"{path}: ")
         if not isinstance(values, dict):
             raise UsageError(
                 "bad_settings", f"{path}: {section!r} is not a table", hint=f"write [{section}] on a line of its own"
@@ -242,13 +274,38 @@ def parse(path: str, content: bytes, base: str, *, project: bool) -> dict[str, A
     return found
 
 
+def stages(path: str, content: bytes) -> list[dict[str, Any]]:
+    """The tables of a project's file that say which stages it has, in order; what is in them is not looked at."""
+    return _tables(path, STAGES, _document(path, content).get(STAGES, []))
+
+
+def races(path: str, content: bytes) -> list[dict[str, Any]]:
+    """The tables of a project's file that say which races it has; what is in them is not looked at."""
+    return _tables(path, RACES, _document(path, content).get(RACES, []))
+
+
+def _document(path: str, content: bytes) -> dict[str, Any]:
+    if max(map(len, content.split(b"\n"))) > _LONGEST_LINE:
+        raise _bad_file(path, f"a line of more than {_LONGEST_LINE} bytes", "a list may have as many lines as it likes")
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _bad_file(path, str(error)) from error
+
+
+def _tables(path: str, name: str, values: object) -> list[dict[str, Any]]:
+    if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
+        raise _bad_file(path, f"{name!r} is not a list of tables", f"write [[{name}]] before each of them")
+    return values
+
+
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """An empty variable is one that is not set."""
     found = {}
     for variable in environment:
         key = _VARIABLES.get(variable) if variable.startswith("ELSEWHERE_") else None
         if key is not None and (text := environment[variable]):
-            found[key.dotted] = _parsed(key, _from_text(key, text), variable, "")
+            found[key.dotted] = _parsed(key, from_text(key, text), variable, "")
     return found
 
 
@@ -262,8 +319,8 @@ def from_given(given: Mapping[str, object]) -> dict[str, Any]:
             raise unknown(name, KEYS)
         key, option = KEYS[name], f"--{KEYS[name].name.replace('_', '-')}"
         try:
-            found[name] = _understood(key, list(value) if isinstance(value, tuple) else value, "")
-        except _Wrong as wrong:
+            found[name] = understood(key, list(value) if isinstance(value, tuple) else value, "")
+        except Wrong as wrong:
             example = key.example.strip("[]").split(",")[0].strip('"')
             raise UsageError(
                 "bad_option", f"{option} {units.brief(value)} {wrong}", hint=f"for example: {option} {example}"
@@ -284,7 +341,7 @@ def unknown(name: str, known: Iterable[str], where: str = "") -> UsageError:
 
 def check_backend(value: str) -> None:
     """Some are known by name from other tools: somebody who asks for one must not get another without being told."""
-    if value in _UNAVAILABLE:
+    if value in UNAVAILABLE:
         raise Unavailable(
             "backend_unavailable",
             f"the backend {value!r} cannot be had: sandboxes are made of what the kernel gives, and nothing runs unconfined",
@@ -299,140 +356,13 @@ def _bad_file(path: str, reason: str, hint: str = "mend the file, or move it awa
 # -- what they may say ----------------------------------------------------------------------------------------------------------
 
 
-class _Wrong(Exception):
-    """What is wrong with a value, for whoever knows where it stands."""
-
-
 def _parsed(key: Key, value: object, where: str, base: str) -> Any:
     try:
-        return _understood(key, value, base)
-    except _Wrong as wrong:
+        return understood(key, value, base)
+    except Wrong as wrong:
         raise UsageError(
             "bad_settings", f"{where} = {units.brief(value)} {wrong}", hint=f"for example: {key.name} = {key.example}"
         ) from None
-
-
-def _understood(key: Key, value: object, base: str) -> Any:
-    if units.is_huge(value):
-        raise _Wrong("is too large a number")
-    return _PARSERS[key.kind](key, value, base)
-
-
-def _from_text(key: Key, text: str) -> object:
-    """A variable's text as a file would have it."""
-    if key.kind == "switch":
-        return True if text.lower() in _TRUE else False if text.lower() in _FALSE else text
-    if key.kind == "names":
-        return [word.strip() for word in text.split(",") if word.strip()]
-    if key.adds_up:
-        words: list[str] = []
-        for word in text.split(":"):
-            if key.kind == "shares" and words and word in ("rw", "ro"):
-                words[-1] += f":{word}"
-            elif word:
-                words.append(word)
-        return words
-    return text
-
-
-def _choice(key: Key, value: object, _base: str) -> str:
-    if not isinstance(value, str) or value not in key.choices:
-        raise _Wrong(f"is none of {', '.join(one for one in key.choices if one not in _UNAVAILABLE)}")
-    return value
-
-
-def _on_or_off(_key: Key, value: object, _base: str) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong("is neither true nor false")
-    return value
-
-
-def _limited(key: Key, value: object, _base: str) -> int | float:
-    try:
-        return limits.parse(key.name, value)
-    except UsageError as error:
-        raise _Wrong(f"is no limit for {key.name}: {error.hint}") from None
-
-
-def _count(_key: Key, value: object, _base: str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 22:
-        raise _Wrong("is not a whole number of at least 1")
-    return value
-
-
-def _size(key: Key, value: object, _base: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _Wrong("is not a size")
-    try:
-        if key.name.startswith("memory") and str(value).endswith("%"):
-            return int(limits.parse("memory", value))
-        found = units.size(value)
-    except UsageError as error:
-        raise _Wrong(f"is not a size: {error.hint}") from None
-    if found >= 1 << 60:
-        raise _Wrong("is more than any machine has")
-    return found
-
-
-def _texts(value: object, what: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _Wrong(f"is not a list of {what}")
-    if any(not item or "\0" in item for item in value):
-        raise _Wrong("has an empty or impossible entry")
-    return value
-
-
-def _names(_key: Key, value: object, _base: str) -> tuple[str, ...]:
-    found = _texts(value, "names")
-    for name in found:
-        if not name.isascii() or not name.replace("_", "a").isalnum() or name[0].isdigit():
-            raise _Wrong(f"has {name!r}, which is not the name of a variable")
-    return tuple(dict.fromkeys(found))
-
-
-def _places(_key: Key, value: object, _base: str) -> tuple[str, ...]:
-    """Parts of the project, whatever the source."""
-    return tuple(dict.fromkeys(_texts(value, "names")))
-
-
-def _paths(_key: Key, value: object, base: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_path(text, base) for text in _texts(value, "paths")))
-
-
-def _shares(_key: Key, value: object, base: str) -> tuple[str, ...]:
-    """Absolute paths, with `:rw` for those that may be written."""
-    found = []
-    for text in _texts(value, "paths"):
-        path, colon, how = text.rpartition(":")
-        if not colon or how not in ("rw", "ro") or not path:
-            path, how = text, "ro"
-        found.append(_path(path, base) + (":rw" if how == "rw" else ""))
-    return tuple(dict.fromkeys(found))
-
-
-def _path(text: str, base: str) -> str:
-    if text == "~" or text.startswith("~/"):
-        text = home_directory() + text[1:]
-    elif text.startswith("~"):
-        raise _Wrong(f"has {text!r}, and only ~ itself is understood")
-    joined = os.path.join(base or os.getcwd(), text)
-    # What `..` means behind a link is for the kernel to say.
-    return joined if ".." in joined.split("/") else os.path.normpath(joined)
-
-
-_PARSERS: dict[str, Callable[[Key, object, str], Any]] = {
-    "choice": _choice,
-    "switch": _on_or_off,
-    "limit": _limited,
-    "count": _count,
-    "size": _size,
-    "names": _names,
-    "places": _places,
-    "paths": _paths,
-    "shares": _shares,
-}
 
 
 # -- which one holds ------------------------------------------------------------------------------------------------------------
@@ -478,7 +408,7 @@ def _wider(key: Key, value: Any, than: Any) -> bool:
     if key.narrows == "earlier":
         return key.choices.index(value) > key.choices.index(than)
     if key.narrows == "available":
-        return value in _UNAVAILABLE and value != than
+        return value in UNAVAILABLE and value != than
     return bool(value != than and value != (key.narrows == "true"))
 
 
@@ -510,7 +440,7 @@ def human(key: Key, value: Any) -> str:
         return ", ".join(value) or "none"
     if key.kind == "size" or key.name in ("memory", "disk"):
         return _human(value, (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))) or units.format_size(value)
-    if key.name in ("timeout", "ttl", "idle"):
+    if key.kind == "time" or key.name in ("timeout", "ttl", "idle"):
         return _human(value, (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))) or f"{value}s"
     return str(value)
 
@@ -534,7 +464,7 @@ def template() -> str:
         for key in keys:
             words = f"{key.help[0].upper()}{key.help[1:]}. Default: {human(key, key.default)}.{_trust_words(key)}"
             lines += [f"# {words}", f"#{key.name} = {key.example}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_TEMPLATE_OF_STAGES, "", *_TEMPLATE_OF_RACES]) + "\n"
 
 
 def _trust_words(key: Key) -> str:

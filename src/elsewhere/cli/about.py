@@ -4,7 +4,7 @@ import argparse
 
 from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, print_json
-from elsewhere.operations import documents
+from elsewhere.operations.documents.about import version_document
 from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add"]
@@ -28,7 +28,7 @@ def _doctor(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 
 
 def _version(arguments: argparse.Namespace, _signals: Signals | None) -> int:
-    document = documents.version_document()
+    document = version_document()
     if arguments.json:
         print_json(document)
     else:

@@ -8,6 +8,8 @@ each add half of it again. What cannot be handed over (no launcher, `doctor`) is
 import os
 import sys
 
+from elsewhere import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 # Verbs that look at the caller's own situation, which is not the launcher's.
 _HERE = ("doctor",)
 # Verbs that need a launcher anyway.
-_STARTING = ("run", "create", "exec", "shell", "start", "open", "cp")
+_STARTING = ("run", "create", "exec", "shell", "start", "open", "cp", "race")
 _STOP, _TSTP = 19, 20
 _FORWARDED = (1, 2, 3, 10, 12, 15, 18, _TSTP, 28)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP WINCH
 
@@ -26,6 +28,8 @@ def main() -> int:
         return 1
     argv = sys.argv[1:]
     _open_standard_descriptors()
+    if argv == ["--version"] and _written(f"elsewhere {__version__}\n"):
+        return 0
     try:
         os.getcwd()
     except OSError:
@@ -37,9 +41,20 @@ def main() -> int:
             code = None if sock is None else _hand_over(sock, argv)
             if code is not None:
                 return code
+    from elsewhere import outputs
     from elsewhere.cli.main import main as here
 
+    outputs.use()
     return here(argv, None)
+
+
+def _written(text: str) -> bool:
+    """Whether anybody got it; if not, why is told by the same code as always."""
+    data = text.encode()
+    try:
+        return os.write(1, data) == len(data)
+    except OSError:
+        return False
 
 
 def _connect() -> "_socket.socket | None":

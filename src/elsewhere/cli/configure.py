@@ -6,7 +6,9 @@ import sys
 from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, print_json
 from elsewhere.errors import UsageError
-from elsewhere.operations import documents, settings
+from elsewhere.operations import settings
+from elsewhere.operations.documents.about import config_document, trust_document
+from elsewhere.operations.documents.common import name
 from elsewhere.operations.settings import Ignored, Trust
 from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.settings import KEYS, human
@@ -47,7 +49,7 @@ def add(verbs: Verbs) -> None:
 def _init(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     path = settings.init(force=arguments.force)
     if arguments.json:
-        print_json({"file": documents.name(path)})
+        print_json({"file": name(path)})
     else:
         print(show.safe(path))
     return 0
@@ -56,7 +58,7 @@ def _init(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _config(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     found = settings.config(arguments.key, arguments.project)
     if arguments.json:
-        print_json(documents.config_document(found))
+        print_json(config_document(found))
         return 0
     rows = []
     for key in found.shown:
@@ -77,7 +79,7 @@ def _trust(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     else:
         found = [settings.revoke(arguments.project) if arguments.revoke else settings.trust(arguments.project)]
     if arguments.json:
-        print_json(documents.trust_document(found))
+        print_json(trust_document(found))
     elif arguments.list:
         rows = [[show.safe(one.project), "trusted" if one.holds else "changed since", one.sha256[:16]] for one in found]
         show.table(rows, sys.stdout, ["project", "state", "sha256"]) if rows else print("no project is trusted")
@@ -96,4 +98,8 @@ def _trusted(one: Trust) -> None:
 
 
 def _widening(found: list[Ignored]) -> None:
-    show.table([[one.key, show.safe(human(KEYS[one.key], one.value)), show.safe(one.why)] for one in found], sys.stdout)
+    show.table([[show.safe(one.key), show.safe(_human(one)), show.safe(one.why)] for one in found], sys.stdout)
+
+
+def _human(one: Ignored) -> str:
+    return human(KEYS[one.key], one.value) if one.key in KEYS else str(one.value)

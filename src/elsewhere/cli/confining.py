@@ -8,12 +8,18 @@ _OPTIONS = {
     "backend": "sandbox.backend",
     "view": "sandbox.view",
     "network": "sandbox.network",
+    "allow": "network.allow",
+    "deny": "network.deny",
+    "preset": "network.preset",
+    "forward": "network.forward",
+    "publish": "network.publish",
     "untrusted": "sandbox.untrusted",
     "nested": "sandbox.nested",
     "best_effort": "sandbox.best_effort",
     "gpu": "sandbox.gpu",
     "hide": "sandbox.hide",
     "share": "sandbox.share",
+    "profile": "sandbox.profile",
     "device": "sandbox.device",
     "memory": "limits.memory",
     "cpus": "limits.cpus",
@@ -33,7 +39,6 @@ def add_confinement(parser: argparse.ArgumentParser, *, lives: bool) -> None:
     sight.add_argument(
         "--view", metavar="VIEW", help="machine (all but what is hidden; the default) or project (system, toolchains, project)"
     )
-    sight.add_argument("--network", metavar="NETWORK", help="host (the default) or none (its own loopback only)")
     sight.add_argument(
         "--untrusted",
         action="store_true",
@@ -43,11 +48,18 @@ def add_confinement(parser: argparse.ArgumentParser, *, lives: bool) -> None:
     sight.add_argument(
         "--share", metavar="PATH[:rw]", action="append", help="show a place of reality as it is: read-only, or writable with :rw"
     )
+    sight.add_argument(
+        "--profile",
+        metavar="NAME",
+        action="append",
+        help="what an agent program needs: claude, codex, gemini, opencode, aider, mini-swe-agent, or your own",
+    )
     sight.add_argument("--hide", metavar="PATH", action="append", help="do not show this place; may be repeated")
     sight.add_argument("--device", metavar="PATH", action="append", help="a device of the host, such as /dev/kvm")
     sight.add_argument("--gpu", action="store_true", default=None, help="the host's NVIDIA devices")
     sight.add_argument("--nested", action="store_true", default=None, help="allow user namespaces inside")
     sight.add_argument("--backend", metavar="NAME", help="what makes the sandbox: auto (the default) or native")
+    _add_network(parser)
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--memory", metavar="SIZE", help="of all its processes together: 512M, 2G, 50%%; default 80%% of the machine's"
@@ -64,6 +76,38 @@ def add_confinement(parser: argparse.ArgumentParser, *, lives: bool) -> None:
         "--best-effort", action="store_true", default=None, help="run even if this host cannot hold a limit that was asked for"
     )
     limits.add_argument("--no-wait", action="store_const", const=False, default=None, help="do not wait for room on the machine")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "--network",
+        metavar="NETWORK",
+        help="allow (what the rules name; the default), none (its own loopback only) or host (all of the host's)",
+    )
+    add_rules(network)
+
+
+def add_rules(network: "argparse._ArgumentGroup") -> None:
+    network.add_argument(
+        "--allow", metavar="HOST[:PORT]", action="append", help="a host that can be reached: example.org, *.example.org:8443"
+    )
+    network.add_argument("--deny", metavar="HOST[:PORT]", action="append", help="a host that cannot, whatever allows it")
+    network.add_argument(
+        "--preset",
+        metavar="NAME",
+        action="append",
+        help="hosts by what they are for: packages (the default), models; none forgets those before it",
+    )
+    network.add_argument(
+        "--forward", metavar="SERVICE", action="append", help="a service of the host: PORT, HOST:PORT or unix:PATH"
+    )
+    network.add_argument(
+        "--publish",
+        metavar="[HOST_PORT:]PORT",
+        action="append",
+        help="a port inside, reached on the host's loopback; 0:PORT picks a free one",
+    )
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, object]:

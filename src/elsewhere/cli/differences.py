@@ -8,9 +8,9 @@ from elsewhere.changes.model import Change, Changes
 from elsewhere.changes.patch import FileStat
 from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, add_id, print_json
-from elsewhere.operations import documents
 from elsewhere.operations.diffing import Difference, difference
-from elsewhere.operations.documents import relative
+from elsewhere.operations.documents.changes import changed_names, diff_document
+from elsewhere.paths import relative
 from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add"]
@@ -45,11 +45,11 @@ def _diff(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     with difference(arguments.id, arguments.before, arguments.after, arguments.patterns) as found:
         if arguments.json:
             shapes = {"names": arguments.name_only, "stat": arguments.stat, "patch": arguments.patch}
-            print_json(documents.diff_document(found, **shapes))
+            print_json(diff_document(found, **shapes))
         elif arguments.patch:
             _print_patch(found)
         elif arguments.name_only:
-            for path in documents.changed_names(found):
+            for path in changed_names(found):
                 print(show.safe(path))
         elif arguments.stat:
             _print_stat(found)

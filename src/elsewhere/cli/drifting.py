@@ -7,8 +7,10 @@ from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, add_id, print_json
 from elsewhere.cli.progress import teller
 from elsewhere.errors import Conflict
-from elsewhere.operations import documents, drifting, refreshing
+from elsewhere.operations import drifting, refreshing
+from elsewhere.operations.documents.changes import drift_document, refresh_document
 from elsewhere.operations.refreshing import RefreshPlan
+from elsewhere.paths import relative
 from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.records.record import Record
 
@@ -42,7 +44,7 @@ def add(verbs: Verbs) -> None:
 def _drift(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     record, found = drifting.drift(arguments.id)
     if arguments.json:
-        print_json(documents.drift_document(record, found))
+        print_json(drift_document(record, found))
     else:
         _show(record, found)
     return 0
@@ -51,7 +53,7 @@ def _drift(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _refresh(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     record, plan = refreshing.refresh(arguments.id, teller(), dry_run=arguments.dry_run)
     if arguments.json:
-        print_json(documents.refresh_document(record, plan, dry_run=arguments.dry_run))
+        print_json(refresh_document(record, plan, dry_run=arguments.dry_run))
     else:
         _show_plan(plan)
     return Conflict.exit_code if plan.conflicts else 0
@@ -72,7 +74,7 @@ def _show(record: Record, found: Drift) -> None:
     both = set(found.overlapping)
     shown = sorted(found.changed, key=lambda path: (path not in both, path))
     for path in shown[:_SHOWN]:
-        print(f"   {'!' if path in both else '~'} {show.safe(documents.relative(path, record.project))}")
+        print(f"   {'!' if path in both else '~'} {show.safe(relative(path, record.project))}")
     if len(shown) > _SHOWN:
         print(f"   … and {len(shown) - _SHOWN:,} more")
     for one in found.packages[:_SHOWN]:

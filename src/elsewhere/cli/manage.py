@@ -12,8 +12,10 @@ from elsewhere.cli.confining import add_confinement, settings_of
 from elsewhere.cli.parsing import Verbs, add_base, add_id, count, print_json
 from elsewhere.cli.progress import teller
 from elsewhere.errors import UsageError
-from elsewhere.operations import creating, documents, files, sandboxes
+from elsewhere.operations import creating, files, sandboxes
 from elsewhere.operations.creating import Wish
+from elsewhere.operations.documents.sandboxes import cp_document, list_document, open_document, removal_document
+from elsewhere.operations.inspecting import inspect_document
 from elsewhere.operations.sandboxes import Filter
 from elsewhere.sandbox.keeping.callers import Signals, pause_of
 from elsewhere.sandbox.records.record import Record
@@ -117,7 +119,7 @@ def _create(arguments: argparse.Namespace, signals: Signals | None) -> int:
     made, new = creating.create(wish, teller(), show.remark, pause_of(signals))
     if arguments.json:
         state = State.open()
-        print_json({**documents.inspect_document(state, made, sandboxes.keeping(state, made)), "created": new})
+        print_json({**inspect_document(state, made, sandboxes.keeping(state, made)), "created": new})
     else:
         show.weaker(made)
         print(made.id)
@@ -133,14 +135,14 @@ def _list(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     )
     listing = sandboxes.list_sandboxes(wanted)
     if arguments.json:
-        print_json(documents.list_document(listing))
+        print_json(list_document(listing))
     else:
-        show.listing(listing)
+        show.listing(listing, whole=bool(wanted.labels))
     return 0
 
 
 def _inspect(arguments: argparse.Namespace, _signals: Signals | None) -> int:
-    document = documents.inspect_document(*sandboxes.inspect(arguments.id))
+    document = inspect_document(*sandboxes.inspect(arguments.id))
     if arguments.json:
         print_json(document)
     else:
@@ -168,7 +170,7 @@ def _keep(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 
 def _told(arguments: argparse.Namespace, state: State, record: Record) -> int:
     if arguments.json:
-        print_json(documents.inspect_document(state, record, sandboxes.keeping(state, record)))
+        print_json(inspect_document(state, record, sandboxes.keeping(state, record)))
     else:
         show.state(record)
     return 0
@@ -181,7 +183,7 @@ def _open(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     if arguments.editor:
         return subprocess.call([*shlex.split(arguments.editor), path])
     if arguments.json:
-        print_json(documents.open_document(record, path))
+        print_json(open_document(record, path))
     else:
         print(path)
     return 0
@@ -190,7 +192,7 @@ def _open(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _cp(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     record, done = files.copy(arguments.source, arguments.target, overwrite=arguments.force)
     if arguments.json:
-        print_json(documents.cp_document(record, done))
+        print_json(cp_document(record, done))
     else:
         show.transferred(done)
     return 1 if done.left_out else 0
@@ -204,7 +206,7 @@ def _rm(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     else:
         removal = sandboxes.remove(arguments.ids, force=arguments.force)
     if arguments.json:
-        print_json(documents.removal_document(removal))
+        print_json(removal_document(removal))
     else:
         show.removal(removal)
     sys.stdout.flush()

@@ -22,15 +22,21 @@ __all__ = [
     "print_json",
 ]
 
+_MOST_DIGITS = 18
 _ID = "an id, a name, the beginning or the last part of an id, or @last"
 
 
 class Parser(argparse.ArgumentParser):
     """`after_id` knows the options of a verb that takes an ID and a command: argparse would give what stands between the two to
-    the command. `gathers` names a list of words that may also stand after options, where argparse would not look for them."""
+    the command. `gathers` names a list of words that may also stand after options, where argparse would not look for them. What
+    the type of an option says against a value is told, where argparse would only say that it is invalid."""
 
     after_id: "Parser | None" = None
     gathers = ""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.register("type", int, _whole_number)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
@@ -45,6 +51,16 @@ class Parser(argparse.ArgumentParser):
             unknown = [word for word in unknown[:end] if word.startswith("-")]
             setattr(found, self.gathers, [*getattr(found, self.gathers), *words])
         return found, unknown
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            said = error.__context__
+            if not isinstance(said, UsageError):
+                raise
+            said.message = f"{error.argument_name}: {said.message}"
+            raise said from None
 
     def error(self, message: str) -> NoReturn:
         raise UsageError("usage", message, hint=f"{self.prog} --help")
@@ -78,10 +94,16 @@ def add_id(parser: argparse.ArgumentParser, **more: Any) -> None:
 
 def count(text: str) -> int:
     """How many: none or more."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdigit()) or len(text) > _MOST_DIGITS:
+        raise UsageError("bad_count", f"{units.brief(text)} is not a count", hint="write a whole number, such as 3")
+    return int(text)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError("usage", f"{units.brief(text)} is not a whole number", hint="write digits only, such as 42") from None
 
 
 def add_base(parser: argparse.ArgumentParser, default: str) -> None:

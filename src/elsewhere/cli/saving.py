@@ -8,7 +8,8 @@ from elsewhere.cli import show
 from elsewhere.cli.parsing import Verbs, add_id, count, print_json
 from elsewhere.clock import stamp
 from elsewhere.errors import ElsewhereError
-from elsewhere.operations import documents, snapshots
+from elsewhere.operations import snapshots
+from elsewhere.operations.documents.sandboxes import fork_document, rollback_document, snapshot_document, snapshots_document
 from elsewhere.sandbox.keeping.callers import Signals
 from elsewhere.sandbox.records.record import Record
 
@@ -63,7 +64,7 @@ def _running(stopped: int | None) -> None:
 def _snapshot(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     taken = snapshots.snapshot(arguments.id, arguments.name)
     if arguments.json:
-        print_json(documents.snapshot_document(taken))
+        print_json(snapshot_document(taken))
         return 0
     _running(taken.stopped)
     if taken.snapshot["copied"] and not taken.stopped:
@@ -75,7 +76,7 @@ def _snapshot(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _snapshots(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     _, found, sizes = snapshots.snapshots(arguments.id)
     if arguments.json:
-        print_json(documents.snapshots_document(found, sizes))
+        print_json(snapshots_document(found, sizes))
     elif arguments.tree:
         _print_tree(found)
     else:
@@ -116,7 +117,7 @@ def _print_tree(found: Record) -> None:
 def _rollback(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     returned = snapshots.rollback(arguments.id, arguments.name, force=arguments.force)
     if arguments.json:
-        print_json(documents.rollback_document(returned))
+        print_json(rollback_document(returned))
         return 0
     if returned.left:
         show.remark(f"what it had is saved as {returned.left}: elsewhere rollback {returned.record.id} {returned.left}")
@@ -128,7 +129,7 @@ def _fork(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     forked = snapshots.fork(arguments.id, arguments.count, name=arguments.name, source=arguments.source)
     failed = [child for child in forked.children if isinstance(child, ElsewhereError)]
     if arguments.json:
-        print_json(documents.fork_document(forked))
+        print_json(fork_document(forked))
     else:
         _running(forked.stopped)
         for child in forked.children:

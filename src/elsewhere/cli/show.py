@@ -1,28 +1,32 @@
 """For people: words, tables and colour. Progress and remarks go to stderr, results to stdout; colour only on a terminal."""
 
+from __future__ import annotations
+
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from elsewhere import units
-from elsewhere.changes.compare import Changes
 from elsewhere.clock import stamp
 from elsewhere.errors import ElsewhereError
-from elsewhere.operations.documents import relative
-from elsewhere.operations.executing import ExecResult
-from elsewhere.operations.running import RunResult
-from elsewhere.operations.sandboxes import Listing, Removal
-from elsewhere.operations.usage import Top
+from elsewhere.paths import relative
 from elsewhere.sandbox import rungs
-from elsewhere.sandbox.access.transfer import Transferred
 from elsewhere.sandbox.denials import of_command
-from elsewhere.sandbox.keeping.commands import Outcome
-from elsewhere.sandbox.keeping.line import Process
-from elsewhere.sandbox.records.record import Record
-from elsewhere.sandbox.records.request import Request
+
+if TYPE_CHECKING:  # whoever has a result has loaded what made it
+    from elsewhere.changes.compare import Changes
+    from elsewhere.operations.executing import ExecResult
+    from elsewhere.operations.running import RunResult
+    from elsewhere.operations.sandboxes import Listing, Removal
+    from elsewhere.operations.usage import Top
+    from elsewhere.sandbox.access.transfer import Transferred
+    from elsewhere.sandbox.keeping.commands import Outcome
+    from elsewhere.sandbox.keeping.line import Process
+    from elsewhere.sandbox.records.record import Record
+    from elsewhere.sandbox.records.request import Request
 
 __all__ = [
     "MARKS",
@@ -138,13 +142,14 @@ def top(found: Top, *, again: bool) -> None:
             "" if used.cpu_s is None else units.format_duration(used.cpu_s),
             "" if used.processes is None else f"{used.processes} of {record.limits.get('pids', '-'):g}",
             _part(used.disk_bytes, record.limits.get("disk")),
+            str(used.denials or ""),
             safe(record.project),
         ]
         for record, used in found.running
     ]
     if again:
         print("\x1b[H\x1b[J", end="")
-    table(rows, sys.stdout, ["id", "name", "memory", "peak", "cpu", "processes", "disk", "project"])
+    table(rows, sys.stdout, ["id", "name", "memory", "peak", "cpu", "processes", "disk", "denied", "project"])
     print(
         f"{units.count(len(rows), 'sandbox', 'sandboxes')} running" + (f", {len(found.waiting)} waiting" if found.waiting else "")
     )
@@ -242,9 +247,14 @@ def _names(project: str, found: Changes, stream: TextIO, limit: int | None) -> N
         print(f"   … and {len(everything) - limit} more", file=stream)
 
 
-def listing(found: Listing) -> None:
+def listing(found: Listing, *, whole: bool) -> None:
+    """`whole`: attempts of races that have ended are told one by one, too."""
     rows = []
+    attempts: Counter[str] = Counter()
     for record in found.records:
+        if not whole and record.state == "stopped" and not record.kept and {"experiment", "approach"} <= record.labels.keys():
+            attempts[record.labels["experiment"]] += 1
+            continue
         done = record.command["changes"] if record.command else {}
         what = ", ".join(f"{count} {kind}" for kind, count in done.items() if count)
         age = units.format_duration(max(0.0, time.time() - record.created_at))
@@ -261,6 +271,9 @@ def listing(found: Listing) -> None:
             ]
         )
     table(rows, sys.stdout, ["id", "name", "state", "age", "base", "memory", "changes", "project"]) if rows else None
+    for experiment, count in attempts.items():
+        words = f"elsewhere experiments show {experiment}, elsewhere list --label experiment={experiment}"
+        print(f"{units.count(count, 'attempt')} of {experiment}: {safe(words)}")
     counts = Counter(record.state for record in found.records)
     told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
     if found.waiting:
@@ -315,7 +328,7 @@ def removal(result: Removal) -> None:
     healed(result.healed)
 
 
-def doctor(checks: "list[Any]") -> None:
+def doctor(checks: list[Any]) -> None:
     for check in checks:
         print(f"{paint(check.status.ljust(9), _STATUS[check.status], sys.stdout)} {check.name.ljust(26)} {safe(check.detail)}")
         if check.hint:

@@ -23,7 +23,15 @@ from elsewhere.cli.parsing import (
 )
 from elsewhere.cli.progress import teller
 from elsewhere.errors import UsageError
-from elsewhere.operations import documents, executing, processes, running, usage
+from elsewhere.operations import executing, processes, running, usage
+from elsewhere.operations.documents.commands import (
+    denials_document,
+    exec_document,
+    processes_document,
+    requests_document,
+    run_document,
+)
+from elsewhere.operations.documents.sandboxes import top_document
 from elsewhere.operations.executing import ExecRequest
 from elsewhere.operations.running import RunRequest
 from elsewhere.sandbox.keeping import wire
@@ -147,7 +155,7 @@ def _run(arguments: argparse.Namespace, signals: Signals | None) -> int:
 
     result = running.run(request, signals, on_ready, teller(), show.remark)
     if arguments.json:
-        print_json(documents.run_document(result))
+        print_json(run_document(result))
     else:
         show.run(result)
     return result.outcome.exit_code
@@ -166,7 +174,7 @@ def _exec(arguments: argparse.Namespace, signals: Signals | None) -> int:
     )
     result = executing.execute(wanted, signals, show.remark)
     if arguments.json:
-        print_json(documents.exec_document(result))
+        print_json(exec_document(result))
     else:
         show.executed(result)
     return 0 if result.outcome is None else result.outcome.exit_code
@@ -191,7 +199,7 @@ def _shell(arguments: argparse.Namespace, signals: Signals | None) -> int:
 def _ps(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     found, running_ = processes.processes(arguments.id)
     if arguments.json:
-        print_json(documents.processes_document(found, running_))
+        print_json(processes_document(found, running_))
     else:
         show.processes(running_)
     return 0
@@ -217,7 +225,7 @@ def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         for piece in pieces:
             said[piece.stream] += piece.data
         words = {name: data.decode("utf-8", "replace") for name, data in said.items()}
-        print_json({**words, "denials": documents.denials_document(*processes.denied(arguments.id, arguments.request))})
+        print_json({**words, "denials": denials_document(*processes.denied(arguments.id, arguments.request))})
         return 0
     for piece in pieces:
         if arguments.json_lines:
@@ -226,7 +234,7 @@ def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
             target = sys.stdout if piece.stream == "stdout" else sys.stderr
             target.buffer.write(piece.data)
             target.buffer.flush()
-    refused = documents.denials_document(*processes.denied(arguments.id, arguments.request))
+    refused = denials_document(*processes.denied(arguments.id, arguments.request))
     if arguments.json_lines:
         for denial in refused:
             print(json.dumps({"denial": denial}), flush=True)
@@ -238,7 +246,7 @@ def _logs(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _requests(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     found = processes.requests(arguments.ids, states=arguments.state, limit=arguments.limit)
     if arguments.json:
-        print_json(documents.requests_document(found))
+        print_json(requests_document(found))
     else:
         show.requests(found)
     return 0
@@ -252,7 +260,7 @@ def _top(arguments: argparse.Namespace, signals: Signals | None) -> int:
     while left:
         found = usage.top(arguments.ids)
         if arguments.json or arguments.json_lines:
-            print_json(documents.top_document(found))
+            print_json(top_document(found))
         else:
             show.top(found, again=sys.stdout.isatty() and left != 1)
         left -= 1
@@ -275,7 +283,7 @@ def _pause(signals: Signals | None, seconds: float) -> bool:
 def _cancel(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     found = processes.cancel(arguments.id)
     if arguments.json:
-        print_json(documents.requests_document(found))
+        print_json(requests_document(found))
     else:
         show.requests(found)
     return 0

@@ -16,8 +16,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 from elsewhere import units
 from elsewhere.clock import monotonic
@@ -27,6 +26,7 @@ from elsewhere.operations.settings import Resolved, resolve
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Claim", "Pause", "Tell", "admitted", "disk_reserve", "readmitted", "waiting"]
 
@@ -40,13 +40,15 @@ Pause = Callable[[float], None]  # raises when nobody waits any more
 
 @dataclass(slots=True)
 class Claim:
-    """What one sandbox takes of the machine. `sandbox` is empty as long as there is none."""
+    """What one sandbox takes of the machine. `sandbox` is empty as long as there is none; `returning` is one that is there and
+    waits to run again."""
 
     name: str
     memory: int = 0
     cpus: float = 0.0
     admitted: bool = False
     sandbox: str = ""
+    returning: str = ""
     held: bool = False
 
     @property
@@ -54,7 +56,7 @@ class Claim:
         return int(self.name.partition("-")[0]) / 1e9
 
     def content(self) -> bytes:
-        return json.dumps([self.memory, self.cpus, self.admitted, self.sandbox]).encode()
+        return json.dumps([self.memory, self.cpus, self.admitted, self.sandbox, self.returning]).encode()
 
 
 class _Ticket:
@@ -116,7 +118,7 @@ def _admitted(
     """`own`: the sandbox that is to run again, whose earlier life does not count."""
     _check_disk(state, settings)
     reserve = int(settings["admission.memory_reserve"] or 0)
-    wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve))
+    wanted = Claim(f"{time.time_ns():020d}-{os.getpid()}-{os.urandom(4).hex()}", *_needs(asked, reserve), returning=own)
     most = settings["admission.most"]
     if not wanted.memory and not wanted.cpus and most is None and _is_available(reserve):
         yield lambda _: None
@@ -193,7 +195,8 @@ def _lacking(state: State, mine: Claim, reserve: int, most: int | None, own: str
     if mine.cpus and cpus + mine.cpus > processors:
         return f"{cpus:g} of {processors:g} processors are promised to others", ahead
     if most is not None:
-        running = sum(_is_up(state, sandbox_id) for sandbox_id in state.sandbox_ids() if sandbox_id != own)
+        waiting = _returning(others)
+        running = sum(_is_up(state, sandbox_id, waiting) for sandbox_id in state.sandbox_ids() if sandbox_id != own)
         running += sum(not claim.sandbox for claim in taken)
         if running >= most:
             return f"{running} of at most {units.count(most, 'sandbox', 'sandboxes')} running already", ahead
@@ -216,20 +219,27 @@ def _claims(state: State) -> list[Claim]:
                 os.unlink(path)
             else:
                 found.append(claim)
-    return [one for one in found if one.held or _runs(state, one)]
+    waiting = _returning(found)
+    return [one for one in found if one.held or _runs(state, one, waiting)]
 
 
-def _runs(state: State, claim: Claim) -> bool:
-    if _is_up(state, claim.sandbox):
+def _returning(claims: Iterable[Claim]) -> set[str]:
+    """Those that wait for room to run again: whoever does that holds them, and they take no place meanwhile. If they counted, two
+    of them would wait for each other."""
+    return {one.returning for one in claims if one.held and not one.admitted and one.returning}
+
+
+def _runs(state: State, claim: Claim, waiting: Container[str]) -> bool:
+    if _is_up(state, claim.sandbox, waiting):
         return True
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(state.room("claims"), claim.name))
     return False
 
 
-def _is_up(state: State, sandbox_id: str) -> bool:
+def _is_up(state: State, sandbox_id: str, waiting: Container[str]) -> bool:
     """Whether it takes its place: it runs, or somebody is at it, who may have ended it only to start it again."""
-    return record.is_alive(state, sandbox_id) or record.is_locked(state, sandbox_id)
+    return record.is_alive(state, sandbox_id) or (sandbox_id not in waiting and record.is_locked(state, sandbox_id))
 
 
 def _read(path: str, name: str) -> Claim | None:
@@ -242,8 +252,8 @@ def _read(path: str, name: str) -> Claim | None:
         except BlockingIOError:
             held = True
         try:
-            memory, cpus, was_admitted, sandbox = json.loads(os.read(fd, 4096) or b'[0, 0, false, ""]')
-            claim = Claim(name, int(memory), float(cpus), bool(was_admitted), str(sandbox), held)
+            memory, cpus, was_admitted, sandbox, *more = json.loads(os.read(fd, 4096) or b'[0, 0, false, ""]')
+            claim = Claim(name, int(memory), float(cpus), bool(was_admitted), str(sandbox), str(*more[:1]), held)
         except (ValueError, TypeError):
             return None
         return claim if held or claim.sandbox else None

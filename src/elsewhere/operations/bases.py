@@ -9,7 +9,7 @@ a commit  its tree at the project's own path, HEAD detached there, with the rest
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere import units
@@ -21,6 +21,7 @@ from elsewhere.storage import bases, checkouts
 from elsewhere.storage.bases import Estimate
 from elsewhere.storage.capturing import Progress
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["KINDS", "Chosen", "Teller", "choose"]
 

@@ -4,18 +4,18 @@ import glob
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from elsewhere.errors import Refused, Unavailable, UsageError
 from elsewhere.limits import DEFAULTS, LIVING
 from elsewhere.linux import mountinfo
 from elsewhere.meeting import home_directory
-from elsewhere.operations import settings
+from elsewhere.operations import profiling, reach, settings
 from elsewhere.operations.settings import Resolved
 from elsewhere.paths import is_within
 from elsewhere.sandbox.confinement import Confinement, Share
 from elsewhere.settings import check_backend
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Confined", "confine"]
 
@@ -40,14 +40,15 @@ _GPU = (
     "/dev/nvidia-modeset",
     "/dev/nvidia-caps/*",
 )
-_ENGINE_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
 @dataclass(frozen=True, slots=True)
 class Confined:
-    """`binding`: the limits that were asked for, without which there is to be no sandbox."""
+    """`reach` is what of the network it may use (`reach.py`); `binding`: the limits that were asked for, without which there is
+    to be no sandbox."""
 
     confinement: Confinement
+    reach: dict[str, list[str]]
     limits: dict[str, float]
     binding: list[str]
     settings: Resolved
@@ -69,17 +70,23 @@ def confine(
     devices = [_device(path) for path in resolved["sandbox.device"]]
     if resolved["sandbox.gpu"]:
         devices += _gpu_nodes()
+    needs = profiling.needs(resolved["sandbox.profile"], state, environment)
+    shares = [_share(text, state, project) for text in resolved["sandbox.share"]]
     confinement = Confinement(
         view=view,
         network=resolved["sandbox.network"],
         nested=resolved["sandbox.nested"],
         hide=tuple(sorted({*(_hidden(path, project) for path in resolved["sandbox.hide"]), *_credentials(environment)})),
-        shares=tuple(_share(text, state, project) for text in resolved["sandbox.share"]),
+        shares=needs.shares_besides(shares),
+        copies=needs.copies,
+        links=needs.links,
+        variables=needs.variables,
+        profiles=resolved["sandbox.profile"],
         devices=tuple(sorted(set(devices))),
-        toolchains=_toolchains(environment) if view == "project" else (),
+        toolchains=tuple(sorted({*_toolchains(environment), *needs.programs})) if view == "project" else (),
     )
     limits, binding = _limits(resolved, lives=lives)
-    return Confined(confinement, limits, binding, resolved)
+    return Confined(confinement, reach.of_settings(resolved, needs.allow, confinement.writable), limits, binding, resolved)
 
 
 def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[str]]:
@@ -127,7 +134,7 @@ def _share(text: str, state: State, project: str) -> Share:
         )
     kind = os.stat(place).st_mode
     if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind):
-        engine = os.path.basename(place) in _ENGINE_SOCKETS
+        engine = os.path.basename(place) in reach.ENGINE_SOCKETS
         raise Refused(
             "share_refused",
             f"--share {text!r}: {'the socket of a container engine' if engine else 'a socket or fifo'} leads out of the sandbox",

@@ -6,23 +6,25 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageError
 from elsewhere.meeting import home_directory
-from elsewhere.operations import admission, bases
+from elsewhere.operations import admission, bases, interrupted, networking, profiling, sandboxes
 from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Chosen, Teller
 from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import identity, live
 from elsewhere.sandbox.live import Live
+from elsewhere.sandbox.networking import proxies
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage import copying
 from elsewhere.storage.state import State, write_aside
+from elsewhere.values import dataclass
 
 __all__ = ["Wish", "check_name", "create", "parse_label", "raise_sandbox", "remember"]
 
@@ -54,6 +56,7 @@ def create(
     check_name(wish.name)
     found = find_project(wish.project, os.getcwd())
     state = State.open()
+    interrupted.look(state)
     asked = {
         "project": found.path,
         "base": wish.base,
@@ -110,21 +113,40 @@ def raise_sandbox(
         "binding": confined.binding,
         "own_disk": "disk" in confined.settings.asked_limits(),  # only what was asked for is worth one, binding or not
         "confinement": confined.confinement.packed(),
+        "network": confined.reach,
         "ignored": [one.key for one in confined.settings.ignored],
         "reserve": admission.disk_reserve(state, confined.settings),
         "asked": asked or {},
         "lives": lives,
         "abandoned": abandoned,
     }
-    if project.remark and remark is not None:
-        remark(project.remark)
+    if remark is not None:
+        unreached = profiling.unreached(confined.confinement)
+        for text in filter(None, (project.remark, unreached)):
+            remark(text)
     with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
         belongs_to(made.id)
+        _connect(made, remark)
         loose = _not_held(made.record, confined)
         if loose and remark is not None:
             remark(f"best effort: {loose}")
         return made
+
+
+def _connect(made: Live, remark: Callable[[str], None] | None) -> None:
+    """What was asked for is there, or there is no sandbox."""
+    try:
+        if made.record.confinement.get("network") == "allow":
+            proxies.keep(made.directory, os.environ)
+        networking.open_ports(made.state, made.record, remark)
+    except BaseException:
+        if made.owned:
+            made.remove()
+        else:
+            made.close()
+            sandboxes.remove([made.id], force=True)
+        raise
 
 
 def _not_held(made: Record, confined: Confined) -> str:

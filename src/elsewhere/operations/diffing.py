@@ -8,7 +8,6 @@ inside wants to see the files, and not git's bookkeeping.
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from elsewhere.changes import packages
 from elsewhere.changes.globs import matcher
@@ -24,6 +23,7 @@ from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.layers import Layers
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Difference", "difference"]
 

@@ -3,10 +3,10 @@
 Every check is bounded to three seconds. Unhealthy only when no rung of the ladder works.
 """
 
+import importlib.util
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from elsewhere.errors import ElsewhereError
@@ -19,6 +19,7 @@ from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.rungs import Mechanism
 from elsewhere.storage import images
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Check", "document", "examine", "healthy"]
 
@@ -229,13 +230,26 @@ def _limits(state: State | None) -> list[Check]:
         checks.append(
             Check("limit disk", "degraded", f"{why}: --disk is watched at best", "run as root, with e2fsprogs installed")
         )
-    return [*checks, _abstract_sockets(), _refused_calls()]
+    return [*checks, _network(), _abstract_sockets(), _refused_calls()]
 
 
 def _group_hint() -> str:
     if os.geteuid() == 0:
         return "in a container: docker run --privileged, or limit the container itself"
     return "a systemd user session gives a user groups of their own (loginctl enable-linger); or run as root"
+
+
+def _network() -> Check:
+    if importlib.util.find_spec("h11") is None:
+        return Check("network", "missing", "without h11 there is no proxy: only --network none and host", "pip install h11")
+    tried = probe.attempt(probe.network_namespace)
+    if not tried.ok:
+        return Check("network", "missing", f"{tried.text}: only --network host", _namespace_hint(tried.text))
+    if tried.text:
+        return Check(
+            "network", "degraded", f"{tried.text}: programs that know no proxy reach nothing", "load nf_tables and nft_redir"
+        )
+    return Check("network", "ok", "rules by host and port, also for programs that know no proxy")
 
 
 def _abstract_sockets() -> Check:

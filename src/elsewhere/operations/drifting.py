@@ -14,7 +14,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from elsewhere.changes import drift as drifts
 from elsewhere.changes import installed
@@ -32,6 +31,7 @@ from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.scanning import Scan
 from elsewhere.storage.state import State
 from elsewhere.storage.trees import open_beneath
+from elsewhere.values import dataclass
 
 __all__ = ["copies_of", "drift", "drift_of", "glance", "noticed", "remembered", "witness_of"]
 

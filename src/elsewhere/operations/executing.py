@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from elsewhere.changes.compare import Changes
 from elsewhere.changes.drift import Drift
@@ -24,6 +24,7 @@ from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "Background",

@@ -7,19 +7,23 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere.errors import Broken
+from elsewhere.experiments import records as races
 from elsewhere.linux import measuring
-from elsewhere.operations import sandboxes
+from elsewhere.operations import experiments, forgetting, recovering, sandboxes
+from elsewhere.promotion import records
 from elsewhere.sandbox import ending
+from elsewhere.sandbox.launching import creation
 from elsewhere.sandbox.launching.engine import Engine
 from elsewhere.sandbox.records import record
 from elsewhere.storage import bases, checkouts
 from elsewhere.storage.layers import Layers
 from elsewhere.storage.rooms import Room
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Disk", "Item", "Tidied", "df", "janitor"]
 
@@ -68,6 +72,8 @@ def df() -> Disk:
     unneeded = sum(size for layer, size in sizes.items() if layer not in count)
     items.append(Item("layers", "unreferenced", unneeded))
     items += [Item("base", os.path.basename(place), _used(place)) for place in _directories(state.room("bases"))]
+    items += [Item("promotion", one.id, forgetting.cost(one)) for one in records.listed(state)]
+    items += [Item("experiment", one.id, experiments.cost(one)) for one in races.listed(state)]
     items.append(Item("trash", "trash", _used(state.room("trash"))))
     return Disk(_used(state.path), items)
 
@@ -107,18 +113,24 @@ class Tidied:
 
 
 def janitor(*, dry_run: bool = False) -> Tidied:
-    """Frozen layers, captured bases and commits that no sandbox needs, here or in the archive. A sandbox whose time is over goes
-    as well, by way of the archive if it changed anything."""
+    """Frozen layers, captured bases and commits that no sandbox needs, here or in the archive; promotions that cannot be undone
+    any longer; old experiments. A sandbox whose time is over goes as well, by way of the archive if it changed anything."""
     state = State.open()
     done = Tidied(dry_run=dry_run)
     if not dry_run:
         done.healed = sandboxes.list_sandboxes().healed
+        done.healed += [
+            {"id": one.id, "what": "interrupted", "was": "applying", "is": one.status} for one in recovering.recover(state)
+        ]
+    done.matched += [f"spare/{name}" for name in creation.clear_spare(state, dry_run=dry_run)]
     try:
         done.matched += [f"layers/{layer}" for layer in ending.prune(state, dry_run=dry_run)]
         for place in _directories(state.room("bases")):
             done.matched += _prune_bases(state, place, dry_run=dry_run)
     except Broken as error:
         done.skipped.append({"id": "bases", "reason": error.message})
+    done.matched += [f"journal/{one}" for one in forgetting.forget(state, dry_run=dry_run)]
+    done.matched += [f"experiments/{one}" for one in experiments.forget(state, dry_run=dry_run)]
     if not dry_run:
         done.removed = list(done.matched)
         ending.sweep(state)

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from elsewhere.errors import Broken, NotFound, UsageError
 from elsewhere.sandbox.keeping import line
@@ -14,6 +13,7 @@ from elsewhere.sandbox.records.journal import Journal
 from elsewhere.sandbox.records.record import Record
 from elsewhere.sandbox.records.request import UNFINISHED, Request, is_request_id
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Piece", "cancel", "kill", "logs", "processes", "requests", "signal_number"]
 

@@ -11,21 +11,26 @@ nothing is done at all.
 
 A live base has no contents to merge with, only the moment from which it counts: what both changed is a conflict there, except for
 files of which a copy was kept.
+
+The repository's own files are not merged, but the index has to go with HEAD: where HEAD is the base's and nothing is staged here,
+the new base's index takes the place of the one that `git status` left in the layers. Else a commit in the sandbox would undo what
+reality committed.
 """
 
 import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from elsewhere import units
 from elsewhere.changes import drift as drifts
-from elsewhere.changes import threeway
+from elsewhere.changes import staged, threeway
 from elsewhere.changes.compare import View
 from elsewhere.changes.drift import Witness
 from elsewhere.changes.model import Changes, Side
+from elsewhere.changes.parents import Parents
 from elsewhere.changes.sides import Sides, sides_of
 from elsewhere.changes.threeway import Decision
 from elsewhere.clock import wall
@@ -38,15 +43,22 @@ from elsewhere.sandbox import contents, live, rebasing, rungs
 from elsewhere.sandbox import snapshots as kept
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
-from elsewhere.storage import checkouts, scanning
+from elsewhere.storage import checkouts, scanning, trash
 from elsewhere.storage.sowing import Seed
 from elsewhere.storage.stacks import Folder, Stack
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Conflicting", "Layered", "RefreshPlan", "Written", "layered", "plan_refresh", "refresh"]
 
 Way = Literal["shows", "named", "hidden"]
 Layered = Callable[[str], Way]
+_REMEMBERED = "base-"
+_INDEX = ".git/index"
+_STAGED = (
+    "the sandbox has something staged, or an index that cannot be read, and reality's HEAD moved: "
+    "commit or unstage it in the sandbox first"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +92,16 @@ def refresh(wanted: str, teller: Teller | None = None, *, dry_run: bool = False)
     refuse_inside()
     state = State.open()
     sandbox_id = record.find(state, wanted)
-    held = record.exclusive(state, sandbox_id) if dry_run else _at_rest(state, sandbox_id)
-    with held as found, contextlib.ExitStack() as stack:
-        changes = sandboxes.changes(sandbox_id)[1]
+    looks = dry_run and record.load(state, sandbox_id).disk != "image"
+    holding = _looked_at(state, sandbox_id) if looks else _at_rest(state, sandbox_id)
+    with holding as (found, apart), contextlib.ExitStack() as stack:
+        changes = sandboxes.changes(sandbox_id)[1] if apart < 0 else contents.changes_of(state, found, apart)
         project = find_project(found.project, "/")
         kind, ref = found.base["kind"], found.base.get("ref")
         shift = 0 if kind == "live" else live.shift_for(state, project.path)
         chosen_kind = "auto" if ref is not None or found.base.get("manifest") else kind
         chosen = stack.enter_context(bases.choose(state, project, chosen_kind, ref, shift, teller))
-        plan = _plan(state, found, changes, chosen)
+        plan = _plan(state, found, changes, chosen, apart)
         if dry_run:
             return found, plan
         if plan.conflicts:
@@ -99,13 +112,20 @@ def refresh(wanted: str, teller: Teller | None = None, *, dry_run: bool = False)
                 hint=f"make one of them as it was: elsewhere drift {found.id}; elsewhere diff {found.id}",
                 detail={"conflicts": [_document(one) for one in plan.conflicts]},
             )
-        _switch(state, found, chosen, plan, _ours(changes, found.project))
+        _switch(state, found, chosen, plan, _ours(changes, found.project), apart)
         return found, plan
 
 
 @contextlib.contextmanager
-def _at_rest(state: State, sandbox_id: str) -> Iterator[Record]:
-    """Nothing may run in it: it would find other files under its hands."""
+def _looked_at(state: State, sandbox_id: str) -> Iterator[tuple[Record, int]]:
+    with record.exclusive(state, sandbox_id) as found:
+        yield found, -1
+
+
+@contextlib.contextmanager
+def _at_rest(state: State, sandbox_id: str) -> Iterator[tuple[Record, int]]:
+    """Nothing may run in it: it would find other files under its hands. With what leads to layers in an image, which can be
+    mounted only once."""
     with snapshots.quiet(state, sandbox_id, None) as held:
         if not rungs.named(held.found.mechanism).stacks:
             raise Unavailable(
@@ -119,10 +139,10 @@ def _at_rest(state: State, sandbox_id: str) -> Iterator[Record]:
                 snapshots.busy(held),
                 hint=f"elsewhere ps {sandbox_id}; elsewhere stop {sandbox_id}",
             )
-        yield held.found
+        yield held.found, held.layers if held.found.disk == "image" else -1
 
 
-def _switch(state: State, found: Record, chosen: Chosen, plan: RefreshPlan, ours: Mapping[str, Side | None]) -> None:
+def _switch(state: State, found: Record, chosen: Chosen, plan: RefreshPlan, ours: Mapping[str, Side | None], apart: int) -> None:
     """Put the new base in place of the old one, and above what the sandbox wrote what the plan says."""
     before, now = sides_of(found.base.get("layers") or [found.project]), sides_of(chosen.base.get("layers") or [found.project])
     merged = [Seed(one.path, "directory" if one.content is None else "file", one.mode, one.content) for one in plan.written]
@@ -131,12 +151,22 @@ def _switch(state: State, found: Record, chosen: Chosen, plan: RefreshPlan, ours
         if path not in ours or not threeway.equal(ours[path], theirs):
             merged.append(_as_in_base(path, theirs, before(path)))
     seeds = [replace(one, path=os.path.join(found.project, one.path)) for one in merged]
-    aside = f"base-{secrets.token_hex(4)}"
+    _forget_bases(state, found)
+    aside = f"{_REMEMBERED}{secrets.token_hex(4)}"
     os.mkdir(os.path.join(state.sandbox(found.id), aside), 0o700)
     creating.remember(os.path.join(state.sandbox(found.id), aside), found.project, chosen)
     base = {**chosen.base, "at": chosen.base.get("at", wall()), "remembered": aside}
-    with kept.place_of(state, found) as place:
+    with kept.place_of(state, found, apart) as place:
         rebasing.rebase(state, found, place, base, seeds)
+
+
+def _forget_bases(state: State, found: Record) -> None:
+    """What was remembered of bases that neither the sandbox nor a snapshot has: of a refresh that was stopped, or of a snapshot
+    that is gone."""
+    needed = {base.get("remembered") for base in (found.base, *(one["base"] for one in found.snapshots if "base" in one))}
+    for name in os.listdir(state.sandbox(found.id)):
+        if name.startswith(_REMEMBERED) and name not in needed:
+            trash.discard(os.path.join(state.sandbox(found.id), name), state.room("trash"))
 
 
 def _as_in_base(path: str, theirs: Side | None, before: Side | None) -> Seed:
@@ -159,12 +189,12 @@ def _document(one: Conflicting) -> dict[str, str]:
     return {"path": one.path, "reason": one.reason, "sentence": one.sentence}
 
 
-def _plan(state: State, found: Record, changes: Changes, chosen: Chosen) -> RefreshPlan:
+def _plan(state: State, found: Record, changes: Changes, chosen: Chosen, apart: int) -> RefreshPlan:
     """With what was found on disk."""
     layers = chosen.base.get("layers")
     now = sides_of(layers or [found.project])
     with contextlib.ExitStack() as stack:
-        way = layered(_view(state, found, stack), found.project, stack)
+        way = layered(_view(state, found, apart, stack), found.project, stack)
         if not found.base.get("layers"):
             witness = drifting.witness_of(state, found)
             return plan_refresh(changes, found.project, drifting.copies_of(state, found), now, (), way, witness)
@@ -203,9 +233,9 @@ def _between(state: State, found: Record, chosen: Chosen) -> list[str]:
     return drifts.differing(old, new)
 
 
-def _view(state: State, found: Record, stack: contextlib.ExitStack) -> tuple[str, View]:
+def _view(state: State, found: Record, apart: int, stack: contextlib.ExitStack) -> tuple[str, View]:
     """The layers in which the project is, and where they are mounted."""
-    own = stack.enter_context(contents.reached(state, found))
+    own = stack.enter_context(contents.reached(state, found, apart))
     views = contents.state_of(state, found, contents.NOW, own)
     at = max((place for place in views if is_within(found.project, place)), key=len)
     return at, views[at]
@@ -228,7 +258,7 @@ def plan_refresh(
     copies of some files, and whether reality changed a path is asked of the witness."""
     plan = RefreshPlan()
     ours = _ours(changes, project)
-    parents = _Parents(before, now, live=witness is not None)
+    parents = Parents(now, lambda directory: witness is None and _is_directory(before(directory)))
     for path, mine in sorted(ours.items()):
         _place(plan, path, _decision(path, mine, before, now, parents, witness))
     for path in sorted(set(moved) - ours.keys()):
@@ -240,12 +270,41 @@ def plan_refresh(
             plan.dropped.append(path)
         elif way == "hidden" and theirs is not None:
             _place(plan, path, threeway.conflict("hidden_here"))
+    if witness is None:
+        _place_index(plan, _all_of(changes, project), project, before, now, layered)
     plan.dropped.sort()
     plan.conflicts.sort(key=lambda one: one.path)
     return plan
 
 
-def _decision(path: str, mine: Side | None, before: Sides, now: Sides, parents: "_Parents", witness: Witness | None) -> Decision:
+def _place_index(
+    plan: RefreshPlan, ours: Mapping[str, Side | None], project: str, before: Sides, now: Sides, layered: Layered
+) -> None:
+    """Nothing is to be done where the base has no repository, the layers no index, or where they hide the base's repository."""
+    if before(".git/HEAD") is None or layered(_INDEX) == "shows" or layered(".git/objects/any") == "hidden":
+        return
+
+    def here(path: str) -> Side | None:
+        return ours[path] if path in ours else before(path)
+
+    def here_later(path: str) -> Side | None:
+        return now(path) if path not in ours and layered(path) == "shows" else here(path)
+
+    head, moved_to = staged.head_of(before, ".git"), staged.head_of(now, ".git")
+    was, becomes = staged.head_of(here, ".git"), staged.head_of(here_later, ".git")
+    mine = staged.staged_in(here(_INDEX), head)
+    if becomes == moved_to and mine is not None and mine == staged.staged_in(now(_INDEX), head):
+        return
+    nothing_staged = mine is not None and (
+        mine == staged.staged_in(before(_INDEX), head) or (was != becomes and mine == staged.staged_of_commit(project, head))
+    )
+    if nothing_staged and (was, becomes) == (head, moved_to):
+        plan.dropped.append(_INDEX)
+    elif was != becomes:
+        plan.conflicts.append(Conflicting(_INDEX, "staged_here", _STAGED))
+
+
+def _decision(path: str, mine: Side | None, before: Sides, now: Sides, parents: Parents, witness: Witness | None) -> Decision:
     problem = parents.problem(path) if mine is not None else None
     if problem is not None:
         return threeway.conflict(problem)
@@ -270,38 +329,22 @@ def _place(plan: RefreshPlan, path: str, decision: Decision) -> None:
 
 
 def _ours(changes: Changes, project: str) -> dict[str, Side | None]:
-    """What the sandbox has at each path of the project that it changed; nothing where it deleted something, or moved it away. The
-    repository's own files are not merged: they are live, or belong to the base as a whole."""
+    """The repository's own files are not merged: they are live, or belong to the base as a whole."""
+    return {path: side for path, side in _all_of(changes, project).items() if not drifts.is_repository_path(path)}
+
+
+def _all_of(changes: Changes, project: str) -> dict[str, Side | None]:
+    """What the sandbox has at each path of the project that it changed; nothing where it deleted something, or moved it away."""
     found: dict[str, Side | None] = {}
     for one in changes.entries:
         if one.source is not None:
             found.setdefault(one.source.rstrip("/"), None)
         found[one.path.rstrip("/")] = one.after
-    inside = {path[len(project) + 1 :]: side for path, side in found.items() if path.startswith(f"{project}/")}
-    return {path: side for path, side in inside.items() if not drifts.is_repository_path(path)}
+    return {path[len(project) + 1 :]: side for path, side in found.items() if path.startswith(f"{project}/")}
 
 
-class _Parents:
-    """Whether the directories that a path is in are still there. Those that the sandbox made itself need not be."""
-
-    def __init__(self, before: Sides, now: Sides, *, live: bool) -> None:
-        self._before = before
-        self._now = now
-        self._live = live
-        self._known: dict[str, str | None] = {"": None}
-
-    def problem(self, path: str) -> str | None:
-        parent = os.path.dirname(path)
-        if parent not in self._known:
-            self._known[parent] = self.problem(parent) or self._look(parent)
-        return self._known[parent]
-
-    def _look(self, directory: str) -> str | None:
-        there = self._now(directory)
-        if there is not None:
-            return None if there.type == "directory" else "parent_replaced"
-        known = None if self._live else self._before(directory)
-        return "parent_gone" if known is not None and known.type == "directory" else None
+def _is_directory(side: Side | None) -> bool:
+    return side is not None and side.type == "directory"
 
 
 def layered(view: tuple[str, View], project: str, stack: contextlib.ExitStack) -> Layered:

@@ -4,11 +4,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere.changes.compare import Changes
 from elsewhere.errors import ElsewhereError, UsageError
+from elsewhere.operations import interrupted
 from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Teller
 from elsewhere.operations.confining import Confined, confine
@@ -22,6 +23,7 @@ from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.project import Project
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["RunRequest", "RunResult", "rehearse", "run"]
 
@@ -81,6 +83,7 @@ def _run(
     project = find_project(request.project, here)
     directory = _directory(request.directory, here, project.path)
     state = State.open()
+    interrupted.look(state)
     confined = confine(state, project.path, request.settings, lives=False)
     if confined.settings.ignored and remark is not None:
         remark(confined.settings.remark())

@@ -3,16 +3,17 @@
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from elsewhere import __version__, units
 from elsewhere.changes.compare import Changes
 from elsewhere.clock import wall
 from elsewhere.errors import Broken, ElsewhereError, InUse, NotFound, Refused
-from elsewhere.operations import admission
+from elsewhere.operations import admission, interrupted
 from elsewhere.operations.admission import Claim, Pause, Tell
 from elsewhere.operations.entering import enter
+from elsewhere.operations.losing import nowhere_else
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.usage import usage_of
 from elsewhere.sandbox import contents, ending
@@ -21,6 +22,7 @@ from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = [
     "Filter",
@@ -76,6 +78,7 @@ class Listing:
 def list_sandboxes(wanted: Filter | None = None) -> Listing:
     wanted = wanted or Filter()
     state = State.open()
+    interrupted.look(state)
     seen = _survey(state)
     fitting = [found for found in seen.records if wanted.fits(found)]
     shown = fitting[: wanted.limit]
@@ -92,12 +95,27 @@ def _survey(state: State) -> truth.Survey:
         with contextlib.suppress(ElsewhereError, OSError), record.exclusive(state, found.id, seconds=0.0) as again:
             if again.state == "running" or not record.is_over(state, again):
                 continue  # somebody extended it, or started it just in time
-            archived = ending.archive_or_discard(state, again.id, again, archive=bool(again.snapshots or _changes(state, again)))
+            worth = not _is_of_experiment(state, again) and bool(again.snapshots or _unmoved(state, again))
+            archived = ending.archive_or_discard(state, again.id, again, archive=worth)
             seen.records.remove(found)
             seen.healed.append({"id": again.id, "what": "expired", "was": "stopped", "is": "archived" if archived else "removed"})
             if again.tip is not None and not archived:
                 ending.sweep(state, layers=True)
     return seen
+
+
+def _is_of_experiment(state: State, found: Record) -> bool:
+    """What an attempt of a race changed is kept with the race, for longer than its sandbox; unless somebody went on in it."""
+    experiment, key = found.labels.get("experiment", ""), found.labels.get("approach", "")
+    if not experiment or found.origin is None or "/" in experiment + key:
+        return False
+    try:
+        written = os.stat(
+            os.path.join(state.room("experiments"), experiment, f"{key}/changes.patch"), follow_symlinks=False
+        ).st_mtime
+    except FileNotFoundError:
+        return False
+    return found.ended_at is not None and found.ended_at <= written
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +165,11 @@ def _changes(state: State, found: Record) -> Changes:
             os.close(layers)
 
 
+def _unmoved(state: State, found: Record) -> Changes:
+    """What would be lost with it."""
+    return nowhere_else(state, found, _changes(state, found))
+
+
 # -- life -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +197,7 @@ def stop_if_idle(wanted: str) -> None:
 def start(wanted: str, tell: Tell | None = None, pause: Pause = time.sleep) -> tuple[State, Record]:
     refuse_inside()
     state = State.open()
-    box = enter(state, wanted, tell, pause)
+    box = enter(state, wanted, tell, pause, needs_ports=True)
     box.close()
     return state, box.record
 
@@ -282,7 +305,7 @@ def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> N
             what = _check_removable(state, found, force=force)
             if found.state == "running":
                 ending.end_keeper(state, found, 0.0 if force else 2.0)
-                what = _changes(state, found)  # again: it could write until now
+                what = _unmoved(state, found)  # again: it could write until now
             archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what or found.snapshots))
     result.removed.append(sandbox_id)
     if archived:
@@ -321,14 +344,14 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
                 f"{units.count(len(busy), 'process', 'processes')} at work in the sandbox {found.id!r}",
                 hint=f"elsewhere ps {found.id}; elsewhere rm --force {found.id}",
             )
-    what = _changes(state, found)
+    what = _unmoved(state, found)
     if (what or found.snapshots) and not force:
         listed = [path for _, path in what]
         saved = f" ({units.count(len(found.snapshots), 'snapshot')})" if found.snapshots else ""
         raise Refused(
             "unpromoted_changes",
             f"the sandbox {found.id!r} has changes that are nowhere else: {what.summary()}{saved}",
-            hint=f"elsewhere diff {found.id}; elsewhere rm --force {found.id} moves them to the archive",
+            hint=f"elsewhere diff {found.id}; elsewhere promote {found.id}; elsewhere rm --force {found.id} archives them",
             detail={"changes": listed[:_SHOWN], "count": len(listed)},
         )
     return what

@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elsewhere import settings
 from elsewhere.clock import wall
@@ -24,6 +23,10 @@ from elsewhere.paths import is_within
 from elsewhere.sandbox import environment as variables
 from elsewhere.settings import FILE, KEYS, Value
 from elsewhere.storage.state import State, write_aside, write_new
+from elsewhere.values import dataclass
+
+if TYPE_CHECKING:
+    from elsewhere.promotion.stages import Stage  # of no use to whoever only starts a command
 
 __all__ = [
     "Ignored",
@@ -33,10 +36,13 @@ __all__ = [
     "cannot_be_hidden",
     "config",
     "init",
+    "races",
     "resolve",
     "revoke",
+    "stages",
     "trust",
     "trusted_projects",
+    "wider",
 ]
 
 _OWN = ("/proc", "/sys", "/dev")  # without these nothing runs
@@ -191,7 +197,7 @@ def trust(chosen: str | None = None) -> Trust:
     if file is None:
         raise NotFound("no_settings", f"the project {project!r} has no {FILE}", hint=f"elsewhere init, in {project}")
     without = settings.merge([("user", _user_values())])
-    widens = _ignored(settings.held_back(file.values, without), without)
+    widens = _ignored(settings.held_back(file.values, without), without) + _reaching(file)
     made = Trust(project, file.digest, wall(), True, widens)
     state = State.open()
     content = {"project": project, "sha256": made.sha256, "at": made.at}
@@ -231,6 +237,42 @@ def _still(about: dict[str, Any]) -> bool:
         content = settings.read(os.path.join(about["project"], FILE), within=about["project"])
         return content is not None and hashlib.sha256(content).hexdigest() == about["sha256"]
     return False
+
+
+def stages(state: State, project: str) -> "list[Stage]":
+    """Those of the project, in order, as its file says them now. Whether each may do what it says goes with it: the bytes that
+    are parsed are the bytes that are trusted, or not."""
+    file = _project_file(project)
+    return [] if file is None else _stages(file, trusted=_trusts(state, file))
+
+
+def races(project: str) -> tuple[str, list[dict[str, Any]]]:
+    """The project's file, and its tables of races."""
+    file = _project_file(project)
+    return (FILE, []) if file is None else (file.path, settings.races(file.path, file.content))
+
+
+def wider(state: State, project: str, values: Mapping[str, Any]) -> set[str]:
+    """Of values that the project's file asks for in another place than its settings, those that may not count."""
+    file = _project_file(project)
+    if file is not None and _trusts(state, file):
+        return set()
+    return set(settings.held_back(values, _resolve(state, file, None, os.environ).values))
+
+
+def _stages(file: _ProjectFile, *, trusted: bool) -> "list[Stage]":
+    from elsewhere.promotion.stages import parse
+
+    return parse(settings.stages(file.path, file.content), file.path, file.project, trusted=trusted)
+
+
+def _reaching(file: _ProjectFile) -> tuple[Ignored, ...]:
+    """What its stages do beyond the project, and beyond every sandbox."""
+    return tuple(
+        Ignored(f"{settings.STAGES}.{stage.name}", stage.target.words(), stage.reaches)
+        for stage in _stages(file, trusted=False)
+        if stage.reaches
+    )
 
 
 def _trusts(state: State, file: _ProjectFile) -> bool:

@@ -3,15 +3,14 @@
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 from elsewhere import __version__, units
 from elsewhere.clock import wall
 from elsewhere.errors import ElsewhereError, InUse, StateError, UsageError
-from elsewhere.linux import cgroups, syscalls
-from elsewhere.linux.cgroups import Group
+from elsewhere.linux import syscalls
 from elsewhere.operations import admission, creating
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.sandboxes import refuse_owned
@@ -28,6 +27,7 @@ from elsewhere.sandbox.snapshots import Place
 from elsewhere.storage import copying, saving, trash
 from elsewhere.storage.layers import LAYERS, Layers
 from elsewhere.storage.state import State, write_new
+from elsewhere.values import dataclass
 
 __all__ = ["Forked", "Held", "Returned", "Taken", "busy", "fork", "quiet", "remove", "rollback", "snapshot", "snapshots"]
 
@@ -37,7 +37,8 @@ _LIFETIME_S = 86400.0  # of a fork of something that has no time of its own, sin
 
 @dataclass(slots=True)
 class Held:
-    """A sandbox that nobody else changes, and in which nothing goes on: at rest, or (`stopped` processes) frozen."""
+    """A sandbox that nobody else changes, and in which nothing goes on: at rest, or (`stopped` processes) frozen. What
+    is at rest may still have a keeper that is just ending, which `watch` tells."""
 
     found: Record
     place: Place
@@ -45,6 +46,14 @@ class Held:
     frozen: bool = False
     stopped: int = 0
     memory: int = -1
+    watch: int = -1
+
+    @property
+    def layers(self) -> int:
+        """What leads to layers that lie apart. An image at rest is mounted once, by whoever holds the sandbox."""
+        if self.memory >= 0 or self.found.disk != "image":
+            return self.memory
+        return int(os.path.basename(self.place.own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +89,7 @@ def snapshot(wanted: str, name: str | None = None, box: Live | None = None) -> T
     refuse_inside()
     state = State.open()
     sandbox_id = record.find(state, wanted)
-    kept.new_name(record.load(state, sandbox_id), name)  # before anything is disturbed
-    with quiet(state, sandbox_id, box) as held:
+    with quiet(state, sandbox_id, box, check=lambda found: kept.new_name(found, name)) as held:
         found, chosen = held.found, kept.new_name(held.found, name)
         layers = Layers(state)
         if held.frozen or not rungs.named(found.mechanism).stacks:
@@ -92,7 +100,7 @@ def snapshot(wanted: str, name: str | None = None, box: Live | None = None) -> T
             Engine.shared(state).nudge("tidy", layer.id)
             taken = Taken(found, made, layer.bytes, held.stopped if held.frozen else None)
         else:
-            frozen = kept.frozen(state, found, held.place, lambda tip: kept.add(found, chosen, tip))
+            frozen = kept.frozen(state, found, held.place, lambda tip: kept.add(found, chosen, tip), measured=True)
             taken = Taken(found, found.snapshots[-1], frozen.bytes if frozen else 0, None)
     return taken
 
@@ -120,8 +128,7 @@ def rollback(wanted: str, name: str, *, force: bool = False, box: Live | None = 
     refuse_inside()
     state = State.open()
     sandbox_id = record.find(state, wanted)
-    kept.find(record.load(state, sandbox_id), name)  # before anything is disturbed
-    with quiet(state, sandbox_id, box, end=force, returning=True) as held:
+    with quiet(state, sandbox_id, box, check=lambda found: kept.find(found, name), end=force, returning=True) as held:
         target = kept.find(held.found, name)
         if held.frozen:
             raise InUse(
@@ -166,7 +173,8 @@ def fork(wanted: str, count: int = 1, *, name: str | None = None, source: str | 
     sandbox_id = record.find(state, wanted)
     names = [name if count == 1 or name is None else f"{name}-{number}" for number in range(1, count + 1)]
     with Layers(state).referring(), _parent(state, sandbox_id, source, box) as (held, layer):
-        origin = {"sandbox": sandbox_id, "snapshot": source}
+        at = wall() if source is None else kept.find(held.found, source).get("created_at", held.found.created_at)
+        origin = {"sandbox": sandbox_id, "snapshot": source, "at": at, "before": held.found.origin}
         children = [_try_child(state, held, layer, origin, one) for one in names]
     return Forked(held.found, children, held.stopped if held.frozen else None)
 
@@ -174,8 +182,7 @@ def fork(wanted: str, count: int = 1, *, name: str | None = None, source: str | 
 @contextlib.contextmanager
 def _parent(state: State, sandbox_id: str, source: str | None, box: Live | None) -> Iterator[tuple[Held, str | None]]:
     """The sandbox, and the layer that its children start from. From a snapshot, whatever runs goes on."""
-    found = record.load(state, sandbox_id)
-    chosen = None if source is None else kept.find(found, source)
+    chosen = None if source is None else kept.find(found := record.load(state, sandbox_id), source)
     if chosen is not None and found.disk != "image":
         with record.exclusive(state, sandbox_id) as found, kept.place_of(state, found) as place:
             if rungs.named(found.mechanism).stacks and found.state != "running":
@@ -223,6 +230,7 @@ def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], 
         identity=asdict(who),
         name=name,
         expires_at=None if lifetime is None else now + lifetime,
+        network={**parent.network, "publish": []},  # a port of the host can be had once
         group=None,
         kept=False,
         tip=layer if rungs.named(parent.mechanism).stacks else None,
@@ -250,7 +258,8 @@ def _child(state: State, held: Held, layer: str | None, origin: dict[str, Any], 
         if not (isinstance(error, ElsewhereError) and os.path.isdir(state.sandbox(made.id))):
             raise  # otherwise it is there, and only the registry could not be told, which is healed
     if name is None:
-        Engine.shared(state).nudge("register", made.id)
+        with contextlib.suppress(ElsewhereError):  # whoever lists finds its directory
+            Engine.shared(state).later("register", made.id)
     return made
 
 
@@ -258,7 +267,7 @@ def _furnish(state: State, held: Held, made: Record, layer: str | None, director
     """What a child has of its own. Layers are shared, unless they lie in an image, in memory, or are a copy."""
     rung = rungs.named(made.mechanism)
     parent = state.sandbox(held.found.id)
-    for name in ("manifest", "dirty", *filter(None, [made.base.get("remembered")])):
+    for name in ("manifest", "dirty", "basis", *filter(None, [made.base.get("remembered")])):
         source = os.path.join(parent, name)
         if os.path.isdir(source):
             copying.copy_tree(source, os.path.join(directory, name))
@@ -284,14 +293,25 @@ def _furnish(state: State, held: Held, made: Record, layer: str | None, director
 
 
 @contextlib.contextmanager
-def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False, returning: bool = False) -> Iterator[Held]:
+def quiet(
+    state: State,
+    sandbox_id: str,
+    box: Live | None,
+    *,
+    check: Callable[[Record], object] | None = None,
+    end: bool = False,
+    returning: bool = False,
+) -> Iterator[Held]:
     """A sandbox in which nothing runs is ended for it and runs again afterwards; in another one everything is stopped for a
-    moment, or, with `end`, ended. `returning`: it must not run, even where its layers could be copied as they are."""
+    moment, or, with `end`, ended. `check` may refuse before anything is disturbed. `returning`: it must not run, even where its
+    layers could be copied as they are."""
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(record.locked(state, sandbox_id))
         found = record.load(state, sandbox_id)
         if box is None:
             refuse_owned(found)
+        if check is not None:
+            check(found)
         held, group = Held(found, Place("", ""), owned=box is not None and box.owned), found.group
         if found.state == "running":
             _quieten(state, held, box, stack, end=end, returning=returning)
@@ -306,9 +326,7 @@ def quiet(state: State, sandbox_id: str, box: Live | None, *, end: bool = False,
             if rested:
                 # What was asked for is done, or failed for a reason of its own; whoever needs it to run is told why it cannot.
                 with contextlib.suppress(*(() if box is not None else (ElsewhereError, OSError))):
-                    _run_again(state, found, box, lock)
-                if group is not None:
-                    cgroups.remove(Group(*group))
+                    _run_again(state, held, box, group, lock)
             elif found.tip is not None:
                 Engine.shared(state).nudge("tidy", found.tip)
 
@@ -324,7 +342,10 @@ def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitS
         truth.end_earlier_life(state, found.id)
         rests = True
     elif rungs.named(found.mechanism).stacks:
-        rests = reached.rest(own)
+        held.watch = stack.enter_context(reached.will_rest(own))
+        rests = held.watch >= 0
+        if rests and found.layers_apart:
+            line.wait(held.watch)  # what its image is mounted in
     else:
         # Its files have to be copied anyway, so it need not rest, unless it is to have others.
         reached.close()
@@ -345,16 +366,18 @@ def _quieten(state: State, held: Held, box: Live | None, stack: contextlib.ExitS
         stack.callback(os.close, layers)
 
 
-def _run_again(state: State, found: Record, box: Live | None, lock: int) -> None:
+def _run_again(state: State, held: Held, box: Live | None, group: list[Any] | None, lock: int) -> None:
     """Nobody waits for it: the lock goes along, and whoever wants to use it waits for that. It has not given up its place on the
     machine, so it does not have to wait for one."""
+    found = held.found
     if found.rebasing is not None:
         return  # whoever needs it to run finishes that first
     engine = Engine.shared(state)
     if found.tip is not None:
         engine.later("tidy", found.tip)
     reserve = admission.disk_reserve(state, resolve(state, found.project))
+    fds = [lock] if held.watch < 0 else [lock, held.watch]
     if box is not None:
-        box.run_again(reserve, lock)
+        box.run_again(reserve, group, fds)
     else:
-        engine.later("start", found.id, reserve, "", fds=[lock])
+        engine.later("start", found.id, reserve, "", group, fds=fds)

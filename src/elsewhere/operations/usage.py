@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from elsewhere.errors import ElsewhereError
 from elsewhere.operations import admission
@@ -12,6 +11,7 @@ from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
 from elsewhere.storage.state import State
+from elsewhere.values import dataclass
 
 __all__ = ["Top", "top", "usage_of"]
 

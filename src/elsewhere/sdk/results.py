@@ -1,11 +1,10 @@
 """What comes back from a command."""
 
-from dataclasses import dataclass
-
 from elsewhere.errors import ElsewhereError
 from elsewhere.sandbox import denials
 from elsewhere.sandbox.keeping.commands import Outcome
 from elsewhere.sandbox.records.record import Record
+from elsewhere.values import dataclass
 
 __all__ = ["CommandFailed", "CommandResult", "CommandUsage", "Denial"]
 

@@ -12,12 +12,13 @@ from elsewhere.changes.model import Changes
 from elsewhere.changes.renames import with_renames
 from elsewhere.errors import ElsewhereError, UsageError
 from elsewhere.limits import Limits
-from elsewhere.operations import creating, diffing, drifting, executing, processes, sandboxes, snapshots
+from elsewhere.operations import creating, diffing, drifting, executing, processes, promoting, sandboxes, snapshots
 from elsewhere.operations.confining import confine
 from elsewhere.operations.creating import Wish
 from elsewhere.operations.entering import enter
 from elsewhere.operations.executing import journaled
 from elsewhere.operations.projects import find_project, refuse_inside
+from elsewhere.operations.promoting import Asked
 from elsewhere.operations.settings import resolve
 from elsewhere.sandbox import contents, ending
 from elsewhere.sandbox.keeping import commands
@@ -26,20 +27,22 @@ from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records import record
 from elsewhere.sdk.background import Background
 from elsewhere.sdk.files import SandboxFiles
+from elsewhere.sdk.promotion import Promotion, patterns
 from elsewhere.sdk.results import CommandResult
 from elsewhere.sdk.snapshots import Snapshot
 from elsewhere.storage.state import State
 
 __all__ = ["Sandbox"]
 
-_ON_EXIT = ("discard", "keep")
+_ON_EXIT = ("discard", "keep", "promote")
 Words = list[str]  # in the class below, `list` is the verb
 
 
 class Sandbox:
     """Made by `Sandbox.create`, found again by `Sandbox.get`. Leaving the `with` block discards it, unless `on_exit="keep"` was
-    asked for. One that is kept lives on its own and outlives this program; if nothing runs in it when the block is left, it is
-    stopped, and starts again by itself when it is needed."""
+    asked for; with `on_exit="promote"` what it changed is moved to reality first, if the block ended without an error; if it did
+    not, or if reality disagrees, the sandbox is kept. One that is kept lives on its own and outlives this program; if nothing
+    runs in it when the block is left, it is stopped, and starts again by itself when it is needed."""
 
     def __init__(self, box: Live | record.Record, on_exit: str, *, made: bool) -> None:
         """One that is only a record is entered, and with that started, when it is first used."""
@@ -64,22 +67,28 @@ class Sandbox:
         ttl: str | float | None = None,
         limits: Limits | None = None,
         view: Literal["machine", "project"] | None = None,
-        network: Literal["host", "none"] | None = None,
+        network: Literal["none", "allow", "host"] | None = None,
+        allow: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+        preset: Sequence[str] | None = None,
+        forward: Sequence[str] | None = None,
+        publish: Sequence[str] | None = None,
         untrusted: bool | None = None,
         share: Sequence[str] | None = None,
+        profile: Sequence[str] | None = None,
         hide: Sequence[str] | None = None,
         device: Sequence[str] | None = None,
         gpu: bool | None = None,
         nested: bool | None = None,
         best_effort: bool | None = None,
         wait: bool | None = None,
-        on_exit: Literal["discard", "keep"] = "discard",
+        on_exit: Literal["discard", "keep", "promote"] = "discard",
     ) -> "Sandbox":
         """A sandbox of `project` and the machine around it, ready for commands. With a `request` that was made before, the same
         sandbox again, which is then kept when the block is left. What is not said about confinement and limits is as the settings
         say."""
         if on_exit not in _ON_EXIT:
-            raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
+            raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard', 'keep' or 'promote'")
         wish = Wish(
             project=os.fspath(project),
             base=base,
@@ -94,8 +103,14 @@ class Sandbox:
                 **({} if ttl is None else {"limits.ttl": ttl}),
                 "sandbox.view": view,
                 "sandbox.network": network,
+                "network.allow": allow,
+                "network.deny": deny,
+                "network.preset": preset,
+                "network.forward": forward,
+                "network.publish": publish,
                 "sandbox.untrusted": untrusted,
                 "sandbox.share": share,
+                "sandbox.profile": profile,
                 "sandbox.hide": hide,
                 "sandbox.device": device,
                 "sandbox.gpu": gpu,
@@ -105,7 +120,7 @@ class Sandbox:
             },
         )
         lives = limits is not None and (limits.ttl is not None or limits.idle is not None)
-        if on_exit == "keep" or name is not None or request is not None or ttl is not None or lives:
+        if on_exit != "discard" or name is not None or request is not None or ttl is not None or lives:
             made, new = creating.create(wish)
             return cls(_entered(State.open(), made.id), on_exit if new else "keep", made=new)
         refuse_inside()
@@ -114,11 +129,11 @@ class Sandbox:
         return cls(creating.raise_sandbox(state, found, wish, confined, lives=False), on_exit, made=True)
 
     @classmethod
-    def get(cls, wanted: str, *, on_exit: Literal["discard", "keep"] = "keep") -> "Sandbox":
+    def get(cls, wanted: str, *, on_exit: Literal["discard", "keep", "promote"] = "keep") -> "Sandbox":
         """One that is there, by its id, its name, the beginning or end of its id, or `@last`; started if it is stopped."""
         refuse_inside()
         if on_exit not in _ON_EXIT:
-            raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard' or 'keep'")
+            raise UsageError("bad_on_exit", f"on_exit={on_exit!r} is not known", hint="use 'discard', 'keep' or 'promote'")
         state = State.open()
         return cls(_entered(state, wanted), on_exit, made=False)
 
@@ -315,6 +330,43 @@ class Sandbox:
                 raise child
         return made
 
+    def promote(
+        self,
+        *,
+        paths: Sequence[str] = (),
+        ours: Sequence[str] = (),
+        theirs: Sequence[str] = (),
+        ignored: bool = False,
+        outside: Sequence[str] = (),
+        commits: bool = True,
+        branch: str | None = None,
+        checkout: bool = False,
+        replay: bool = False,
+        to: str | None = None,
+        yes: bool = False,
+    ) -> Promotion:
+        """Move what it changed to reality, three-way: what reality changed as well is merged, or a `Conflict` is raised and
+        nothing at all was done. `paths` takes a part, by globs; `ours` and `theirs` settle conflicts; `ignored` and `outside`
+        take what is left out otherwise; commits made inside go to `branch`, with `checkout` HEAD does, too; `replay` runs the
+        sandbox's commands again instead; `to` is a stage of the project; `yes` agrees to what runs by itself."""
+        self._check_open()
+        asked = Asked(
+            patterns(paths),
+            patterns(ours),
+            patterns(theirs),
+            ignored,
+            patterns(outside),
+            commits,
+            branch,
+            checkout,
+            replay,
+            to,
+            agree=(lambda _: True) if yes else None,
+        )
+        done = promoting.promote(self.id, asked, self._box)
+        assert done.promotion is not None, "it was no dry run"
+        return Promotion.of(done.promotion)
+
     def stop(self) -> None:
         """End everything in it and keep its files; `Sandbox.get` starts it again."""
         self._check_open()
@@ -344,9 +396,20 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._ended:
             return
+        if self._on_exit == "promote" and error is None:
+            try:
+                self.promote()
+            except ElsewhereError:
+                self._leave()  # it stays as it is
+                raise
+            self.remove()
+            return
         if self._on_exit == "discard":
             self.remove()
             return
+        self._leave()
+
+    def _leave(self) -> None:
         self._ended = True
         self._let_go()
         if self._made:

@@ -1,8 +1,9 @@
 """A saved state of a sandbox."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from elsewhere.values import dataclass
 
 __all__ = ["Snapshot"]
 

@@ -1,0 +1,1 @@
+"""Documents: the one JSON that each verb prints with --json."""
