@@ -1,4 +1,6 @@
-"""A small project is broken in several ways, each time elsewhere, and after each one reality is proven to be what it was.
+"""A small project is broken in several ways, each time elsewhere, and after each one reality is proven to be what it was. Then a
+change that was tried out is moved to reality, in stages, and one that is not good enough does not get there. At the end three
+ways out of a broken upgrade race each other, and the one that is right gets to reality.
 
     make demo                    in a checkout
     python examples/demo.py      wherever elsewhere is installed
@@ -7,28 +9,22 @@ It makes its own project, state directory and launcher in a temporary place and 
 if every proof held. Commands that are shown after a `$` are really run, just like that.
 """
 
-import contextlib
-import hashlib
 import importlib.util
 import os
 import shlex
 import shutil
-import stat
 import statistics
 import subprocess
 import sys
-import tempfile
-import textwrap
 import time
 import venv
 import zipfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from elsewhere import ElsewhereError, Sandbox
-from elsewhere.sandbox.keeping import wire
-from elsewhere.sandbox.launching.engine import connect, socket_name
+import dependency_upgrade
+from elsewhere import ElsewhereError, Experiment, Sandbox
+from scratch import fingerprint, git, make_repository, own_state, processes, temporary_place, write
 
 SOURCES = {
     "src/shop/__init__.py": "",
@@ -60,6 +56,23 @@ FIXES = {
     "fsum": "import math\n\n\ndef total(prices):\n    return math.fsum(prices)\n",
     "decimal": "from decimal import Decimal\n\n\ndef total(prices):\n    return float(sum(Decimal(str(p)) for p in prices))\n",
 }
+UNIT_TESTS = "PYTHONPATH=src python3 -B -m unittest discover -q -s tests"
+STAGES = f"""\
+[[stages]]
+name = "dev"
+target = "."
+checks = ["{UNIT_TESTS}"]
+
+[[stages]]
+name = "staging"
+target = "../staging"
+checks = ["{UNIT_TESTS}", "! grep -rn breakpoint src"]
+
+[[stages]]
+name = "production"
+target = "../production"
+checks = ["{UNIT_TESTS}"]
+"""
 TESTS = [".venv/bin/python", "-B", "-m", "unittest", "discover", "-s", "tests"]
 WHEEL = "vendor/greetings-1.0-py3-none-any.whl"
 
@@ -94,16 +107,11 @@ def prove(holds: bool, text: str) -> None:
 
 def make_project(project: Path) -> None:
     """A git repository with sources, tests, an ignored file, a virtual environment, and a package that could be installed."""
-    for name, text in SOURCES.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(textwrap.dedent(text))
+    write(project, SOURCES)
     write_wheel(project / WHEEL)
     make_virtual_environment(project / ".venv")
     if shutil.which("git"):
-        own = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-        author = ["-c", "user.name=Demo", "-c", "user.email=demo@example.org"]
-        for line in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "A shop"]):
-            subprocess.run(["git", *line], cwd=project, env=own, check=True)
+        make_repository(project, "A shop")
 
 
 def write_wheel(path: Path) -> None:
@@ -124,33 +132,6 @@ def make_virtual_environment(place: Path) -> None:
     if ours is not None and ours.origin is not None:
         packages = next((place / "lib").glob("python*/site-packages"))
         shutil.copytree(Path(ours.origin).parent, packages / "pip")
-
-
-def fingerprint(path: Path) -> tuple[int, str]:
-    """How many entries a tree has, and one hash over all their names, modes, contents and link targets."""
-    digest, count = hashlib.sha256(), 0
-    for directory, names, files in os.walk(path):
-        names.sort()
-        for name in sorted((*names, *files)):
-            place = os.path.join(directory, name)
-            mode = os.lstat(place).st_mode
-            if stat.S_ISLNK(mode):
-                content = os.fsencode(os.readlink(place))
-            elif stat.S_ISREG(mode):
-                content = Path(place).read_bytes()
-            else:
-                content = b""
-            digest.update(b"%s\0%o\0%d\0%s" % (os.fsencode(os.path.relpath(place, path)), mode, len(content), content))
-            count += 1
-    return count, digest.hexdigest()
-
-
-def processes() -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The arguments and the environment of every process of the machine that may be looked at."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                yield (entry / "cmdline").read_bytes().split(b"\0"), (entry / "environ").read_bytes().split(b"\0")
 
 
 # -- scenes ---------------------------------------------------------------------------------------------------------------------
@@ -249,6 +230,53 @@ def three_fixes(stage: Stage) -> None:
     stage.prove_that_reality_is_the_same()
 
 
+def back_to_reality(stage: Stage) -> None:
+    title("6. Move what was tried out to reality: dev, staging, production")
+    project, further = stage.project, [stage.project.with_name(name) for name in ("staging", "production")]
+    for place in further:
+        shutil.copytree(project, place, symlinks=True, ignore=shutil.ignore_patterns(".venv", ".git"))
+    (project / "elsewhere.toml").write_text(STAGES)
+    stage.elsewhere("trust")
+    cart = "src/shop/cart.py"
+    stage.elsewhere("create", "--name", "fix")
+    stage.elsewhere("exec", "fix", "--", "sed", "-i", "s/sum(prices)/round(sum(prices), 2)/", cart)
+    stage.elsewhere("promote", "fix", "--to", "production")
+    good = (project / cart).read_text()
+    prove("round" in good, "the good change is in dev")
+    prove(all((place / cart).read_text() == good for place in further), "and in staging and production as well")
+    before = [fingerprint(place) for place in further]
+    stage.elsewhere("exec", "fix", "-c", f"echo '# breakpoint()' >> {cart}")
+    stage.elsewhere("promote", "fix", "--to", "production", ends_with=4)
+    prove("breakpoint" in (project / cart).read_text(), "the other one got to dev, where it passed the tests")
+    prove(fingerprint(further[0]) == before[0], "staging refused it, and is byte for byte what it was")
+    prove(fingerprint(further[1]) == before[1], "production never saw it")
+    stage.elsewhere("undo")
+    prove((project / cart).read_text() == good, "undone, dev has the good change and nothing else")
+
+
+def three_ways_out(project: Path) -> None:
+    title("7. Race: an upgrade broke the tests, and three ways out of it are tried at once")
+    if not shutil.which("git"):
+        say("   Two of them need git, which is not here.")
+        return
+    write(project, dependency_upgrade.FILES)
+    make_repository(project, "As it was")
+    dependency_upgrade.complete(project)
+    stage, head = Stage(project), git(project, "rev-parse", "HEAD")
+    stage.elsewhere(*dependency_upgrade.COMMAND)
+    counts = Experiment.get("@last").document()["experiment"]["counts"]
+    prove(
+        counts == {"attempts": 3, "started": 3, "verified": 1, "failed": 2, "cancelled": 0, "promoted": 1},
+        "one of three is right",
+    )
+    prove(git(project, "status", "--porcelain") == " M invoice.py\n", "its patch is in reality, and nothing of the others")
+    prove(git(project, "rev-parse", "HEAD") == head, "not even the commit that one of them made")
+    stage.elsewhere("experiments", "report", "@last")
+    prove(b"<html" in Path(Experiment.get("@last").report()).read_bytes(), "that is a page for a browser (gone with this demo)")
+    stage.elsewhere("undo")
+    prove(git(project, "status", "--porcelain") == "", "undone, everything is as it was before the race")
+
+
 def take_times(stage: Stage, rounds: int = 15, seconds: float = 3.0) -> None:
     title("What it costs")
     times: dict[str, list[float]] = {"create": [], "run true": [], "remove": []}
@@ -270,44 +298,9 @@ def take_times(stage: Stage, rounds: int = 15, seconds: float = 3.0) -> None:
 # -- the whole ------------------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def temporary_place() -> Iterator[Path]:
-    """Not in /tmp if there is another choice: a sandbox has a /tmp of its own, and only the project would be seen in there."""
-    places = [os.path.expanduser("~/.cache"), "/var/tmp", tempfile.gettempdir()]
-    parent = next(place for place in places if os.access(place, os.W_OK | os.X_OK))
-    with tempfile.TemporaryDirectory(prefix="elsewhere-demo-", dir=parent) as place:
-        yield Path(place).resolve()
-
-
-@contextlib.contextmanager
-def own_state(state: Path) -> Iterator[None]:
-    """Sandboxes and a launcher of our own; whoever watches may have others, which are none of our business."""
-    state.mkdir()
-    os.environ["ELSEWHERE_HOME"] = str(state)
-    try:
-        yield
-    finally:
-        stop_launcher(state)
-
-
-def stop_launcher(state: Path) -> None:
-    """It would go by itself after a few idle minutes; ours is asked to go now, and takes what it has in stock with it."""
-    sock = connect(str(state), socket_name())
-    if sock is not None:
-        with sock:
-            wire.send(sock, ("stop",))
-            wire.receive(sock)
-    mark, deadline = os.fsencode(f"ELSEWHERE_HOME={state}"), time.monotonic() + 10
-    while left := [b" ".join(words) for words, environment in processes() if mark in environment]:
-        if time.monotonic() > deadline:
-            prove(False, f"everything that we started is gone (there is still {left})")
-            return
-        time.sleep(0.02)
-
-
 def main() -> int:
     began = time.monotonic()
-    with temporary_place() as place:
+    with temporary_place("demo") as place:
         say(paint("elsewhere", "1") + ": a project is about to be broken in several ways, and none of it will be real.")
         with own_state(place / "state"):
             project = place / "shop"
@@ -324,6 +317,8 @@ def main() -> int:
                 run_away(stage)
                 three_fixes(stage)
                 take_times(stage)
+                back_to_reality(stage)
+                three_ways_out(place / "invoices")
                 title("Clean up")
                 stage.elsewhere("rm", "--all", "--force")
             except ElsewhereError as error:
