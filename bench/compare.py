@@ -1,5 +1,5 @@
-"""elsewhere against its neighbours, side by side in one run: what starting, cloning, file work, memory, snapshots
-and changes cost.
+"""elsewhere against its neighbours, side by side in one run: what starting, cloning, file work, memory, snapshots,
+changes, promotion, the network and races cost, and what becomes of an edit that a user makes meanwhile.
 
 Timings never fail it: a missed budget is a finding, not an error. Exit codes: 0 measured; 1 something did not work; 2 usage;
 130 interrupted. It works in one temporary directory with a state directory and a launcher of its own, and leaves nothing
@@ -32,9 +32,13 @@ from elsewhere import Sandbox
 from elsewhere.sandbox.launching.engine import socket_name
 from execing import executing
 from filework import file_work
+from lost_updates import lost_updates
 from measure import Section
 from memory import idle_memory
+from networking import networking
 from pinned import pinned
+from promoting import promoting
+from racing import racing
 from report import Report
 from saving import saving
 from shell import cold
@@ -42,9 +46,9 @@ from warm import in_process, sustained
 from workspace import Workspace
 
 _RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results", "latest.json")
-_LETTERS = "ABCDEFGHIJKL"
+_LETTERS = "ABCDEFGHIJKLMNOP"
 _EXAMPLES = """examples:
-  bench/compare.py                                   everything, eight minutes
+  bench/compare.py                                   everything, nine minutes
   bench/compare.py --quick                           a smoke test, some seconds
   bench/compare.py --sections AB                     only starts, from a warm process and from a shell
   bench/compare.py --markdown docs/performance.md    everything, and the page for the documentation
@@ -52,7 +56,8 @@ _EXAMPLES = """examples:
 sections:
   A in process, warm    B from a cold shell    C cloning    D file work    E memory    F sustained
   G pinned bases    H commands in a running sandbox    I many at once    J snapshot, rollback, fork
-  K what changed    L many snapshots
+  K what changed    L many snapshots    M back to reality    N edits made meanwhile    O the network
+  P a race
 """
 
 Sections = dict[str, Callable[[], Section]]
@@ -102,6 +107,10 @@ def _measure(arguments: argparse.Namespace, effort: Effort) -> Report:
             "J": lambda: saving(place, effort),
             "K": lambda: differing(place, effort),
             "L": lambda: depth_curve(place, effort),
+            "M": lambda: promoting(place, effort),
+            "N": lambda: lost_updates(place, effort, sandlock),
+            "O": lambda: networking(place, effort),
+            "P": lambda: racing(place, effort),
         }
         for letter, section in sections.items():
             if letter not in arguments.sections:

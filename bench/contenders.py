@@ -179,7 +179,10 @@ def version_of(name: str) -> str | None:
     if name == "docker":
         return _output(["docker", "version", "--format", "{{.Server.Version}}"])
     said = _output([name, "--version"])
-    return said.split()[-1] if said else None
+    if not said:
+        return None
+    words = said.splitlines()[0].split()
+    return words[words.index("version") + 1] if "version" in words[:-1] else words[-1]
 
 
 def _output(argv: list[str]) -> str | None:

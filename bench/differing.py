@@ -1,22 +1,16 @@
 """What a sandbox changed, by the size of the project and by how much it changed, against `git status` (K)."""
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import progress
-from contenders import version_of
+from changing import Change, many_files, worktree
 from effort import Effort
 from elsewhere import Sandbox
-from elsewhere.storage import trash
 from measure import Row, Samples, Section
-from project import generate, git, path_of
+from project import git
 from rounds import interleaved
-from shell import environment
 from workspace import Workspace
 
 __all__ = ["BASES", "ROW", "differing"]
@@ -24,16 +18,6 @@ __all__ = ["BASES", "ROW", "differing"]
 BASES = ("pinned", "live")
 ROW = "elsewhere: changes, {:,} in {:,} files, {}"
 _STATUS = "git status, {:,} in {:,} files"
-_KINDS = ("added", "deleted", "modified", "modified", "modified")
-_SCRIPT = """
-import json, os, sys
-wanted = json.load(sys.stdin)
-for path in wanted["added"] + wanted["modified"]:
-    with open(path, "a") as file:
-        file.write(f"changed: {path}\\n")
-for path in wanted["deleted"]:
-    os.unlink(path)
-"""
 
 
 def differing(place: Workspace, effort: Effort) -> Section:
@@ -49,7 +33,7 @@ def differing(place: Workspace, effort: Effort) -> Section:
     for files in effort.compared_files:
         progress.say(f"K: a project of {files:,} files")
         filled_every = files // max(effort.compared_changes)
-        with _project(place, files, filled_every) as directory, _worktree(place, directory) as tree:
+        with many_files(place, files, filled_every) as directory, worktree(place, directory) as tree:
             for count in effort.compared_changes:
                 progress.say(f"K: {count:,} changes in {files:,} files")
                 section.rows += _compared(effort, directory, tree, files, count)
@@ -57,15 +41,15 @@ def differing(place: Workspace, effort: Effort) -> Section:
 
 
 def _compared(effort: Effort, directory: str, tree: str, files: int, count: int) -> list[Row]:
-    wanted = _wanted(files, count)
+    change = Change.spread(files, count)
     with contextlib.ExitStack() as stack:
         lineup: list[tuple[Row, Callable[[], float]]] = []
         for base in BASES:
             box = stack.enter_context(Sandbox.create(project=directory, base=base))
-            box.run(_command(), input=wanted).check()
+            change.make_inside(box)
             lineup.append((Row(ROW.format(count, files, base)), lambda box=box: _changes(box, count)))
         if tree:
-            subprocess.run(_command(), cwd=tree, input=wanted.encode(), env=environment(), check=True)
+            change.make_outside(tree)
             lineup.append((Row(_STATUS.format(count, files), "tracked and untracked files"), lambda: _status(tree)))
         results = interleaved([once for _, once in lineup], effort.compared_rounds, effort.pause)
         for (row, _), taken in zip(lineup, results, strict=True):
@@ -97,40 +81,3 @@ def _status(tree: str) -> float:
     began = time.perf_counter()
     git(tree, "status", "--porcelain")
     return time.perf_counter() - began
-
-
-def _command() -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", _SCRIPT]
-
-
-def _wanted(files: int, count: int) -> str:
-    wanted: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-    for number in range(count):
-        kind, path = _KINDS[number % len(_KINDS)], path_of(number * (files // count))
-        wanted[kind].append(f"{path}.new" if kind == "added" else path)
-    return json.dumps(wanted)
-
-
-@contextlib.contextmanager
-def _project(place: Workspace, files: int, filled_every: int) -> Iterator[str]:
-    directory = os.path.join(place.root, f"compared-{files}")
-    os.mkdir(directory)
-    try:
-        generate(directory, files, filled_every=filled_every)
-        yield directory
-    finally:
-        trash.remove_tree(directory)
-
-
-@contextlib.contextmanager
-def _worktree(place: Workspace, directory: str) -> Iterator[str]:
-    """An empty name where there is no git."""
-    if not version_of("git"):
-        yield ""
-        return
-    tree = place.fresh("worktree")
-    try:
-        git(directory, "worktree", "add", "--quiet", "--detach", tree)
-        yield tree
-    finally:
-        trash.remove_tree(tree)

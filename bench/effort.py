@@ -30,8 +30,19 @@ class Effort:
     compared_files: tuple[int, ...]
     compared_changes: tuple[int, ...]
     compared_rounds: int
+    moved_rounds: int
     depths: tuple[int, ...]
     depth_rounds: int
+    network_rounds: int
+    opened: int
+    sent_mib: int
+    connections: int
+    created: int
+    raced: tuple[int, ...]
+    raced_files: int
+    raced_rounds: int
+    probes: int
+    """How often each edit is tried against each contender: what was seen once might have been luck."""
     pause: float = 0.015
     """Before each start, not timed, the same for all: time in which waiting keepers are replaced, as between the commands of
     any real user. F leaves it out."""
@@ -60,8 +71,18 @@ FULL = Effort(
     compared_files=(1_000, 100_000),
     compared_changes=(10, 1_000),
     compared_rounds=15,
+    moved_rounds=7,
     depths=(1, 10, 20, 50, 99, 100, 199, 200),
     depth_rounds=5,
+    network_rounds=7,
+    opened=50,
+    sent_mib=64,
+    connections=200,
+    created=20,
+    raced=(1, 4, 16),
+    raced_files=3_000,
+    raced_rounds=2,
+    probes=5,
 )
 QUICK = Effort(
     project_files=2_000,
@@ -86,6 +107,16 @@ QUICK = Effort(
     compared_files=(500, 2_000),
     compared_changes=(10, 100),
     compared_rounds=2,
+    moved_rounds=2,
     depths=(1, 10, 20),
     depth_rounds=1,
+    network_rounds=1,
+    opened=5,
+    sent_mib=4,
+    connections=200,
+    created=2,
+    raced=(1, 4),
+    raced_files=500,
+    raced_rounds=1,
+    probes=1,
 )

@@ -9,7 +9,7 @@ import elsewhere
 
 __all__ = ["describe"]
 
-_NEIGHBOURS = ("bwrap", "unshare", "sandlock", "docker", "git")
+_NEIGHBOURS = ("bwrap", "unshare", "sandlock", "docker", "git", "rsync")
 
 
 def describe(project: str, mechanism: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Row", "Samples", "Section", "against"]
+__all__ = ["Finding", "Row", "Samples", "Section", "against"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,28 @@ class Row:
     part: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen where nothing is timed: a cell of a table with a line for each `what` and a column for each `who`. `said` is
+    what `who` said, in its own words."""
+
+    what: str
+    who: str
+    outcome: str
+    said: str = ""
+
+
 @dataclass(slots=True)
 class Section:
+    """Either rows of numbers, or findings."""
+
     letter: str
     title: str
     text: str
     unit: str
     rows: list[Row] = field(default_factory=list)
     baseline: str = ""
+    findings: list[Finding] = field(default_factory=list)
 
     def row(self, name: str) -> Row | None:
         return next((row for row in self.rows if row.name == name), None)

@@ -1,6 +1,6 @@
 """One run's results as text for a terminal, as JSON for programs and as a Markdown page. Paths of this machine are in none."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from budget import Verdict
 from measure import Row, Section
@@ -28,6 +28,12 @@ _WHERE_THE_TIME_GOES = """## Where the time goes
 - **Snapshot, rollback, fork.** What was written is renamed, never copied. What is left is the end of one first process
   and the start of the next, the record, and for a fork a directory of its own.
 - **Changes** are read from the layers: a directory that the sandbox wrote to is opened, one that it did not is not.
+- **The network.** What goes out is read and written once more, by one process in Python for all sandboxes. A network of its
+  own is made with the blank, before anybody asks for it.
+- **A race** is as fast as its slowest approaches fit on the processors. What it adds is two forks, a comparison and a
+  patch for each of them; what a copy takes, it does not.
+- **Promotion** compares each changed file in base, sandbox and reality, writes it beside its target, exchanges the two
+  and keeps what came out; the disk is waited for before that, and before it counts. git is asked what is ignored.
 """
 
 
@@ -44,7 +50,7 @@ class Report:
         lines = [f"{name + ':':<28}{value}" for name, value in self.machine.items()]
         for section in self.sections:
             lines += ["", f"{section.letter}. {section.title}", *_wrapped(section.text), ""]
-            lines += _aligned(_header(section), [_cells(row, section) for row in section.rows])
+            lines += _aligned(_header(section), _body(section))
         lines += ["", "Budgets", ""]
         cells = [[one.what, one.budget, one.measured, one.verdict] for one in self.verdicts]
         lines += _aligned(["what", "budget", "measured", "verdict"], cells)
@@ -66,7 +72,7 @@ class Report:
         ]
         for section in self.sections:
             lines += ["", f"## {section.letter}. {section.title}", "", section.text, ""]
-            lines += _table(_header(section), [_cells(row, section) for row in section.rows])
+            lines += _table(_header(section), _body(section))
         lines += ["", _WHERE_THE_TIME_GOES]
         lines += ["", "## The machine", "", *_table(["", ""], [[name, value] for name, value in self.machine.items()])]
         lines += ["", *self._remarks(), ""]
@@ -93,8 +99,19 @@ class Report:
 
 
 def _header(section: Section) -> list[str]:
+    if section.findings:
+        return ["", *dict.fromkeys(finding.who for finding in section.findings)]
     ratio = [f"x {section.baseline}"] if section.baseline else []
     return ["", f"median {section.unit}", "p10", "p90", "n", *ratio, ""]
+
+
+def _body(section: Section) -> list[list[str]]:
+    if not section.findings:
+        return [_cells(row, section) for row in section.rows]
+    lines: dict[str, list[str]] = {}
+    for finding in section.findings:
+        lines.setdefault(finding.what, [finding.what]).append(finding.outcome)
+    return list(lines.values())
 
 
 def _cells(row: Row, section: Section) -> list[str]:
@@ -155,6 +172,7 @@ def _section_document(section: Section) -> dict[str, object]:
         "unit": section.unit,
         "baseline": section.baseline,
         "rows": [_row_document(row) for row in section.rows],
+        "findings": [asdict(finding) for finding in section.findings],
     }
 
 

@@ -25,7 +25,8 @@ __all__ = ["OPERATIONS", "ROW", "saving"]
 
 OPERATIONS = ("snapshot", "rollback", "fork")
 ROW = "elsewhere: {}, {}"
-_PATIENCE_S = 40.0
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.2
 _SHARED = "whole environment; nothing is copied"
 _COPIED = "copied: layers cannot be shared on this rung"
 
@@ -49,15 +50,16 @@ def saving(place: Workspace, effort: Effort) -> Section:
         "J",
         "Snapshot, rollback and fork of an idle sandbox, by how much was changed in it",
         f"A fresh sandbox of the project of {effort.project_files:,} files each time, in which so much was just written (new, in "
-        f"{large[0].files} files, or in small ones of {every[-1].size // 1024} KiB), which is not timed. A rollback goes to what "
-        "the sandbox started from and saves what it leaves; forwards again leads back to that. A sandbox goes on with another "
-        "first process, and a fork starts when it is first used: so the first command afterwards is shown, too. Neighbours save "
-        "the same files, `cp -a` and btrfs those alone, git those of a clone of the project. In changing order; `cp -a` and `git "
-        "stash`, which may take seconds, fewer times, and after the others.",
+        f"{large[0].files} files, or in small ones of {every[-1].size // 1024} KiB), which is not timed; nor, for anybody, is "
+        "what the disk takes to write it. A rollback goes to what the sandbox started from and saves what it leaves; forwards "
+        "again leads back to that. A sandbox goes on with another first process, and a fork starts when it is first used: so the "
+        "first command afterwards is shown, too. Neighbours save the same files, `cp -a` and btrfs those alone, git those of a "
+        "clone of the project. In changing order, with a pause before each, in which what the one before left is deleted; `cp "
+        "-a` and `git stash`, which may take seconds, fewer times, and after the others.",
         "ms",
         baseline=f"the same with {every[0].name}",
     )
-    ours = [_ours(place, effort, operation, every) for operation in OPERATIONS]
+    ours = [_ours(place, operation, every) for operation in OPERATIONS]
     copy, stash = _copy(place, every), _stash(place, large[: effort.stashed])
     checkout = _Contender(
         lambda _: {"total": worktree(place)}, {every[0]: Row(WORKTREE, "tracked files of the project", absent=_no_git())}
@@ -104,7 +106,7 @@ def _rows(contender: _Contender) -> list[Row]:
 # -- elsewhere ------------------------------------------------------------------------------------------------------------------
 
 
-def _ours(place: Workspace, effort: Effort, operation: str, every: list[Amount]) -> _Contender:
+def _ours(place: Workspace, operation: str, every: list[Amount]) -> _Contender:
     timed, afterwards = {
         "snapshot": (_snapshot, "first command afterwards"),
         "rollback": (_rollback, "forwards again"),
@@ -115,7 +117,8 @@ def _ours(place: Workspace, effort: Effort, operation: str, every: list[Amount])
     def once(amount: Amount) -> Parts:
         with Sandbox.create(project=place.project, base="live") as box:
             amount.write_inside(box)
-            time.sleep(effort.pause)
+            os.sync()
+            time.sleep(_PAUSE_S)
             parts = timed(box)
             rows[amount].note = _COPIED if any(one.copied for one in box.snapshots()) else _SHARED
             return parts
@@ -163,6 +166,7 @@ def _copy(place: Workspace, every: list[Amount]) -> _Contender:
         os.mkdir(source)
         try:
             amount.write_outside(source)
+            os.sync()
             began = time.perf_counter()
             subprocess.run(["cp", "-a", source, target], check=True)
             return {"total": time.perf_counter() - began}
@@ -184,6 +188,7 @@ def _stash(place: Workspace, sizes: list[Amount]) -> _Contender:
         try:
             git(place.project, "clone", "--quiet", "--shared", place.project, clone)
             amount.write_outside(clone)
+            os.sync()
             who = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
             began = time.perf_counter()
             git(clone, *who, "stash", "push", "--quiet", "--include-untracked")
