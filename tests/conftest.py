@@ -1,9 +1,9 @@
 """Shared by all tests: people who use elsewhere from the front door, and the proof that nothing of it is left behind.
 
 `person` runs a test twice, as root and as an ordinary user (really: by giving up root for the processes that it starts). Each
-person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left. In a module that is
-marked `one_launcher` the people of all tests have one state directory and one launcher, one after the other, and a home and a project
-of their own: to start a launcher takes longer than most tests. What is left of it is looked for at the end of the module.
+person has a home, a state directory and a launcher of their own, and at the end nothing of theirs may be left. Those of
+tests that are marked `one_launcher` have one state directory and one launcher, one after the other, and a home and a project
+of their own: to start a launcher takes longer than most tests. What is left of it is looked for at the end.
 """
 
 import contextlib
@@ -22,7 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
+
+from elsewhere.sandbox.keeping import wire
+from elsewhere.sandbox.launching import engine
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 # How many times longer than on a real machine something may take that is waited for.
@@ -57,6 +61,7 @@ class Person:
     python: str
     extra: dict[str, str] = field(default_factory=dict)
     shared: Path | None = None
+    ready: bool = True
 
     @property
     def home(self) -> Path:
@@ -76,9 +81,10 @@ class Person:
             **passed,
             "HOME": str(self.home),
             "ELSEWHERE_HOME": str(self.state),
-            "PYTHONPATH": str(self.place / "lib"),
+            "PYTHONPATH": os.path.realpath(self.place / "lib"),  # one and the same for all who share a launcher
             "GIT_CONFIG_GLOBAL": "/dev/null",
             "LC_ALL": "C.UTF-8",
+            **({} if self.ready else {"ELSEWHERE_LAUNCHER_READY": "0"}),
             **self.extra,
         }
 
@@ -104,7 +110,8 @@ class Person:
         return done
 
     def command(self, *arguments: str | os.PathLike[str]) -> list[str]:
-        return [self.python, "-m", "elsewhere", *map(str, arguments)]
+        # As the installed command does: `-m` takes a fifth longer, and that is a part of nearly every test.
+        return [self.python, "-c", "import elsewhere.__main__", *map(str, arguments)]
 
     def elsewhere(self, *arguments: str | os.PathLike[str], check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
         """The command, as this person would type it; in the project unless said otherwise."""
@@ -153,14 +160,12 @@ class Person:
         return project
 
     def stop_launcher(self) -> None:
-        code = (
-            "from elsewhere.sandbox.launching.engine import connect, socket_name\n"
-            "from elsewhere.sandbox.keeping import wire\n"
-            f"sock = connect({str(self.state)!r}, socket_name())\n"
-            "if sock: wire.send(sock, ('stop',)); wire.receive(sock)\n"
-        )
-        if (self.state / "run").is_dir():
-            self.shell(self.python, "-c", code, check=False)
+        for place in self.state.glob("run/*.lock"):
+            sock = engine.connect(str(self.state), place.stem)
+            if sock is not None:
+                with sock, contextlib.suppress(OSError, EOFError):
+                    wire.send(sock, ("stop",))
+                    wire.receive(sock)
 
     def processes(self) -> list[tuple[int, str]]:
         """Every process that belongs to this person's elsewhere: launchers, keepers, and what runs in sandboxes."""
@@ -268,22 +273,36 @@ def host_mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text().splitlines()
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The package where everybody can read it, compiled: the checkout may lie in root's home. Or a place that has it so already."""
-    del tmp_path_factory
-    if ready := os.environ.get("ELSEWHERE_TEST_LIBRARY"):
-        yield Path(ready)
-        return
+def make_library() -> Path:
+    """The package where everybody can read it, compiled: the checkout may lie in root's home."""
     place = Path(tempfile.mkdtemp(prefix="ew-lib-", dir=base_directory()))
     place.chmod(0o755)
     shutil.copytree(SOURCE / "elsewhere", place / "elsewhere", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(h11.__file__).parent, place / "h11", ignore=shutil.ignore_patterns("__pycache__"))
     # Compiled once, so that an ordinary user who cannot write here does not compile at every start.
     subprocess.run(
         [interpreter_for_everybody() or sys.executable, "-m", "compileall", "-q", str(place)],
         check=True,
         env={"PATH": os.environ["PATH"]},
     )
+    return place
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """One for all workers: they would all compile the same."""
+    if "ELSEWHERE_TEST_LIBRARY" not in os.environ:
+        place = make_library()
+        os.environ["ELSEWHERE_TEST_LIBRARY"] = str(place)
+        config.add_cleanup(lambda: shutil.rmtree(place))
+
+
+@pytest.fixture(scope="session")
+def library() -> Iterator[Path]:
+    if ready := os.environ.get("ELSEWHERE_TEST_LIBRARY"):
+        yield Path(ready)
+        return
+    place = make_library()
     yield place
     shutil.rmtree(place)
 
@@ -360,14 +379,15 @@ def leave(person: Person) -> None:
     assert not sandboxes, f"sandboxes were left behind: {sandboxes} {said}"
 
 
-@pytest.fixture(scope="module")
-def hosts(library: Path) -> Iterator[Callable[[str], Person]]:
-    """Whose state directory and launcher all people of a kind have in this module."""
-    known: dict[str, Person] = {}
+@pytest.fixture(scope="session")
+def hosts(library: Path) -> Iterator[Callable[[Person], Person]]:
+    """Whose state directory and launcher all of a kind have who share one."""
+    known: dict[tuple[str, bool], Person] = {}
 
-    def host(kind: str) -> Person:
+    def host(someone: Person) -> Person:
+        kind = (someone.name, someone.ready)
         if kind not in known:
-            known[kind] = make_person(kind, library)
+            known[kind] = make_person(someone.name, library)
             stack.callback(dismiss, known[kind])
         return known[kind]
 
@@ -378,9 +398,10 @@ def hosts(library: Path) -> Iterator[Callable[[str], Person]]:
 @contextlib.contextmanager
 def living(kind: str, library: Path, request: pytest.FixtureRequest) -> Iterator[Person]:
     someone = make_person(kind, library)
-    shares = request.node.get_closest_marker("one_launcher")
+    someone.ready = request.path.stem not in UNPREPARED
+    shares = request.node.get_closest_marker("one_launcher") and not request.node.get_closest_marker("own_launcher")
     if shares:
-        someone.shared = request.getfixturevalue("hosts")(kind).state
+        someone.shared = request.getfixturevalue("hosts")(someone).state
     assert someone.project
     yield someone
     (leave if shares else dismiss)(someone)
@@ -414,22 +435,43 @@ def nothing_is_left() -> Iterator[None]:
 
 
 # What hardly depends on who it is: half of these tests is run as root and the other half as an ordinary user.
-EITHER = """test_admission test_bases_front test_boundary test_crowd test_diff test_diff_rungs test_documentation test_drift_front
-test_enforced test_faults test_fidelity test_identity_front test_life test_limits test_reboot test_sdk test_sdk_life test_settings_front
-test_snapshot_faults test_snapshots test_terminal test_tools test_verbs test_views""".split()
+EITHER = """test_admission test_bases_front test_bombs test_boundary test_crowd test_diff test_diff_rungs test_documentation test_drift_front
+test_enforced test_examples test_faults test_fidelity test_identity_front test_life test_limits test_reboot test_run test_sdk test_sdk_life test_settings_front
+test_explore test_ladder test_network test_profiles test_redirect test_promotion test_promotion_again test_race test_race_taking test_snapshot_faults test_snapshots test_stages test_terminal
+test_tools test_verbs test_views""".split()
+# What needs no sandboxes that were made ahead of time, which takes a fifth of all processor time: others have them.
+UNPREPARED = """
+test_admission test_bases_front test_diff test_diff_rungs test_documentation test_drift_front test_enforced
+test_examples test_explore test_fidelity test_identity_front test_ladder test_life test_limits test_network
+test_profiles test_promotion test_promotion_again test_promotion_kills test_promotion_model test_race test_race_taking
+test_reboot test_redirect test_sdk_life test_settings_front test_snapshot_faults test_snapshot_kills test_snapshot_model
+test_snapshots test_stages test_terminal test_tools
+""".split()
+# Of these only the quick ones: the slow ones count moments over everybody.
+EITHER_IF_QUICK = (
+    "test_kill_points test_model test_promotion_kills test_promotion_model test_snapshot_kills test_snapshot_model".split()
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`ELSEWHERE_TEST_EVERYBODY=1` runs all tests as everybody. Who cannot become somebody else is everybody."""
+    items.sort(key=_shortness)
     if os.geteuid() != 0 or {"ELSEWHERE_TEST_EVERYBODY", "ELSEWHERE_TEST_PEOPLE"} & os.environ.keys():
         return
     config.hook.pytest_deselected(items=[item for item in items if _is_for_the_other(item)])
     items[:] = [item for item in items if not _is_for_the_other(item)]
 
 
+def _shortness(item: pytest.Item) -> float:
+    """What takes minutes begins first, so that nobody waits for it alone at the end."""
+    marker = item.get_closest_marker("slow")
+    return -float(marker.args[0]) if marker and marker.args else 0.0
+
+
 def _is_for_the_other(item: pytest.Item) -> bool:
     call = getattr(item, "callspec", None)
-    if call is None or item.path.stem not in EITHER or call.params.get("person") not in ("root", "user"):
+    halved = item.path.stem in EITHER or (item.path.stem in EITHER_IF_QUICK and item.get_closest_marker("slow") is None)
+    if call is None or not halved or call.params.get("person") not in ("root", "user"):
         return False
     other = {name: str(value) for name, value in call.params.items() if name != "person"}
     number = zlib.crc32(f"{item.originalname} {sorted(other.items())}".encode())  # type: ignore[attr-defined]

@@ -13,6 +13,8 @@ from test_ladder import Elsewhere, needs_root
 from conftest import Person, eventually, plain
 from limited import leaves_nothing, limit, start
 
+pytestmark = pytest.mark.one_launcher
+
 MOST_OF_IT = {"memory": "60%"}
 
 
@@ -230,6 +232,7 @@ def test_one_file_cannot_take_all_that_is_free(person: Person) -> None:
     assert after["command"]["exit_code"] == 0, "there is still room"
 
 
+@pytest.mark.own_launcher
 def test_more_commands_than_a_keeper_can_hold_are_refused(person: Person) -> None:
     """It has as many descriptors as whoever started the launcher, and needs two for each command."""
     words = person.command("create", "--name", "box")

@@ -12,6 +12,8 @@ import pytest
 
 from conftest import Person, eventually, plain, tree
 
+pytestmark = pytest.mark.one_launcher
+
 
 @pytest.fixture
 def person(person: Person) -> Iterator[Person]:
@@ -84,6 +86,7 @@ def exercise(person: Person, box: str, work: str = "") -> None:
 # -- pinned ---
 
 
+@pytest.mark.own_launcher
 def test_what_reality_does_later_does_not_show_in_a_pinned_sandbox(person: Person) -> None:
     project = person.project
     pinned = create(person, "--base", "pinned")
@@ -288,6 +291,7 @@ def shapes(person: Person) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.slow
 def test_every_shape_of_repository_stays_as_it_is(person: Person, shapes: dict[str, Path]) -> None:
     before = fingerprint(person.project, *shapes.values())
     for name in ("submodule", "worktree", "sparse", "alternates"):

@@ -87,7 +87,8 @@ def crowd(person: Person, code: str, count: int) -> Iterator[list[dict[str, Any]
     yield said
 
 
-def a_hundred_at_once(person: Person) -> None:
+@pytest.mark.slow(40)
+def test_a_hundred_processes_create_and_remove_at_once(person: Person) -> None:
     with crowd(person, MANY, 100) as said:
         pass
     assert [one["said"] for one in said] == [f"{one['number']}\n" for one in said]
@@ -112,16 +113,6 @@ def a_hundred_at_once(person: Person) -> None:
     Witness(person).agrees()
     assert len(person.json("rm", "--all", "--force")["removed"]) == 30
     nothing_is_left(person)
-
-
-@pytest.mark.slow
-def test_a_hundred_processes_create_and_remove_at_once(root: Person) -> None:
-    a_hundred_at_once(root)
-
-
-@pytest.mark.slow
-def test_a_hundred_processes_of_a_user_create_and_remove_at_once(user: Person) -> None:
-    a_hundred_at_once(user)
 
 
 def test_fifty_created_run_and_removed_at_once(person: Person) -> None:

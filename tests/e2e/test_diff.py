@@ -12,6 +12,8 @@ import pytest
 
 from conftest import Person
 
+pytestmark = pytest.mark.one_launcher
+
 
 def on_a_terminal(person: Person, *argv: str) -> str:
     master, slave = os.openpty()

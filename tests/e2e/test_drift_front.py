@@ -11,6 +11,8 @@ import pytest
 
 from conftest import Person, tree
 
+pytestmark = pytest.mark.one_launcher
+
 
 @pytest.fixture
 def person(person: Person) -> Iterator[Person]:
@@ -284,3 +286,36 @@ def test_a_conflict_is_exit_code_three_and_nothing_was_done(person: Person) -> N
     assert person.json("inspect", "fix")["sandbox"]["base"] == before
     assert person.elsewhere("exec", "fix", "--", "cat", "README.md").stdout == "here\n"
     assert (person.project / "README.md").read_text() == "there\n"
+
+
+def test_a_commit_after_a_refresh_does_not_undo_what_reality_committed(person: Person) -> None:
+    person.elsewhere("create", "--name", "fix", "--base", "pinned", check=True)
+    inside(person, "echo here > mine; git status --short")
+    for text in ("first", "second"):
+        write(person, "README.md", f"{text}\n")
+        commit(person, text)
+        assert person.json("refresh", "fix")["refresh"]["dropped"] == [".git/index"]
+    assert person.elsewhere("exec", "fix", "-c", "git status --short").stdout == "?? mine\n"
+    inside(person, "git add mine")
+    write(person, "README.md", "third\n")
+    commit(person, "third")
+    error = person.json("refresh", "fix")["error"]
+    assert [(one["path"], one["reason"]) for one in error["detail"]["conflicts"]] == [(".git/index", "staged_here")]
+    inside(person, "git -c user.name=s -c user.email=s@s commit -qm inside")
+    assert person.elsewhere("exec", "fix", "-c", "git show --format= --name-only").stdout == "mine\n"
+    assert person.json("refresh", "fix")["refresh"]["dropped"] == [], "it has a HEAD of its own now, and the index goes with that"
+    assert person.elsewhere("exec", "fix", "-c", "git diff --cached --name-only").stdout == ""
+
+
+def test_a_sandbox_with_a_disk_of_its_own_is_moved_too(root: Person) -> None:
+    """Its layers lie in an image, which can be mounted only once."""
+    root.json("create", "--name", "fix", "--base", "pinned", "--disk", "64M")
+    inside(root, "echo here > new")
+    (root.project / "README.md").write_text("reality\n")
+    assert root.json("refresh", "fix", "--dry-run")["refresh"]["kept"] == ["new"]
+    assert root.json("refresh", "fix")["refresh"]["kept"] == ["new"]
+    assert root.elsewhere("exec", "fix", "--", "cat", "README.md", "new").stdout == "reality\nhere\n"
+    root.elsewhere("stop", "fix", check=True)
+    (root.project / "README.md").write_text("reality again\n")
+    root.elsewhere("refresh", "fix", check=True)
+    assert root.elsewhere("exec", "fix", "--", "cat", "README.md", "new").stdout == "reality again\nhere\n"

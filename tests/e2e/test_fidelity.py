@@ -11,6 +11,8 @@ import pytest
 
 from conftest import Person, tree
 
+pytestmark = pytest.mark.one_launcher
+
 
 def inside(person: Person, line: str, **more: object) -> str:
     """What a shell line prints in a sandbox; it must succeed."""

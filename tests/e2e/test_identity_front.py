@@ -14,6 +14,8 @@ import pytest
 from conftest import Person
 from elsewhere.sandbox.identity import derive
 
+pytestmark = pytest.mark.one_launcher
+
 
 @pytest.fixture
 def person(person: Person) -> Iterator[Person]:
@@ -180,7 +182,8 @@ def test_no_sandboxes_in_sandboxes_unless_asked_for(person: Person) -> None:
 
     for said in (["--env", "ELSEWHERE_ALLOW_NESTED=1"], []):
         done = nested(
-            f"{'' if said else 'ELSEWHERE_ALLOW_NESTED=1 '}{elsewhere} run --json -c 'echo inner > inner; cat README.md'", *said
+            f"{'' if said else 'ELSEWHERE_ALLOW_NESTED=1 '}{elsewhere} run --network host --json -c 'echo inner > inner; cat README.md'",
+            *said,
         )
         document = json.loads(done.stdout)
         assert "command" in document, document

@@ -324,6 +324,7 @@ def test_a_start_under_few_descriptors_is_refused_like_any_other(person: Person)
 # -- time ---
 
 
+@pytest.mark.slow
 def test_a_program_that_hides_ends_with_its_time(person: Person) -> None:
     """Its own session, no parent but the keeper, and an environment that says nothing."""
     hide = (

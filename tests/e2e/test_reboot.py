@@ -187,6 +187,7 @@ SLOWLY = ("deleted", "overwritten", "half deleted", "emptied", "truncated", "a d
     "how",
     ["garbage", "poisoned", *(pytest.param(how, marks=pytest.mark.slow) for how in SLOWLY)],
 )
+@pytest.mark.slow
 def test_a_registry_that_was_harmed_meanwhile(person: Person, how: str) -> None:
     outside = person.place / "x"
     outside.mkdir()

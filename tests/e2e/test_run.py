@@ -1,6 +1,10 @@
 """`elsewhere run` from the front door: what it does, what it says, and that reality stays as it is."""
 
+import pytest
+
 from conftest import Person, tree
+
+pytestmark = pytest.mark.one_launcher
 
 
 def test_the_promise_of_the_first_page(person: Person) -> None:

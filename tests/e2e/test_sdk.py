@@ -1,6 +1,10 @@
 """The Python face: typed, synchronous, safe in a threaded program."""
 
+import pytest
+
 from conftest import Person, tree
+
+pytestmark = pytest.mark.one_launcher
 
 
 def test_create_run_remove(person: Person) -> None:
@@ -50,7 +54,7 @@ for call in (
     lambda: Sandbox.create('missing'),
     lambda: Sandbox.create('/'),
     lambda: Sandbox.create(base='frozen'),
-    lambda: Sandbox.create(on_exit='promote'),
+    lambda: Sandbox.create(on_exit='publish'),
     lambda: box.run([]),
     lambda: box.run(['no-such']),
     lambda: box.run('true', timeout='soon'),

@@ -7,6 +7,8 @@ import pytest
 
 from conftest import Person, eventually, tree
 
+pytestmark = pytest.mark.one_launcher
+
 
 @pytest.fixture
 def person(person: Person) -> Iterator[Person]:
@@ -70,7 +72,7 @@ again.remove()
 again.remove()
 assert Sandbox.list() == []
 assert refused(lambda: Sandbox.get('kept')) == 'sandbox_not_found'
-assert refused(lambda: Sandbox.get('kept', on_exit='promote')) == 'bad_on_exit'
+assert refused(lambda: Sandbox.get('kept', on_exit='publish')) == 'bad_on_exit'
 assert refused(lambda: Sandbox.create(name='a/b')) == 'bad_name'
 assert refused(lambda: Sandbox.create(ttl='soon')) == 'bad_option'
 # An error in the block is the caller's own, and the sandbox ends all the same.

@@ -9,6 +9,8 @@ import pytest
 
 from conftest import Person, tree
 
+pytestmark = pytest.mark.one_launcher
+
 HOSTILE = """[sandbox]
 backend = "none"
 view = "machine"
@@ -25,9 +27,14 @@ disk = "1T"
 ttl = "365d"
 [env]
 pass = ["MY_TOKEN", "PLAIN"]
+[network]
+allow = ["attacker.example"]
+preset = ["models"]
+forward = ["5432"]
+publish = ["8080"]
 """
 WIDENING = [
-    "sandbox.backend", "sandbox.nested", "sandbox.best_effort", "sandbox.gpu", "sandbox.share", "sandbox.device",
+    "network.allow", "network.preset", "network.forward", "network.publish", "sandbox.network", "sandbox.backend", "sandbox.nested", "sandbox.best_effort", "sandbox.gpu", "sandbox.share", "sandbox.device",
     "limits.memory", "limits.pids", "limits.disk", "limits.ttl", "env.pass",
 ]  # fmt: skip
 
@@ -85,6 +92,7 @@ def test_a_hostile_file_widens_nothing_and_everything_of_it_is_reported(person: 
     assert all(key in done.stdout for key in WIDENING)
 
 
+@pytest.mark.own_launcher
 def test_trust_is_bound_to_the_content(person: Person) -> None:
     file = settings_of(person, "[sandbox]\nnested = true\n")
     assert value(person, "sandbox.nested") == (False, "default")

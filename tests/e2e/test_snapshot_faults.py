@@ -249,10 +249,10 @@ class Blows:
         nothing_is_left(self.person)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(40)
 @pytest.mark.timeout(1200)
 def test_killed_at_any_moment(person: Person) -> None:
-    Blows(person, seed_of()).points(25, look_every=10)  # as root and as an ordinary user
+    Blows(person, seed_of()).points(12, look_every=6)  # as root and as an ordinary user
 
 
 # -- at every step ---
@@ -456,8 +456,8 @@ echo "failed $failed"
     ("verb", "more", "what", "shows"),
     [
         ("snapshot", "box two", "idle", "2"),
-        ("snapshot", "box two", "busy", "2"),
-        ("rollback", "box one", "idle", "1"),
+        pytest.param("snapshot", "box two", "busy", "2", marks=pytest.mark.slow),
+        pytest.param("rollback", "box one", "idle", "1", marks=pytest.mark.slow),
         ("fork", "box --name child", "idle", "2"),
     ],
 )

@@ -11,7 +11,9 @@ import pytest
 from conftest import Person, eventually, tree
 from e2e.test_faults import error_of
 from e2e.test_kill_points import keeper_of, record_of
-from linux.test_ladder import Elsewhere, needs_fuse, needs_landlock, needs_root
+from linux.test_ladder import Elsewhere, give_the_hosts_network, needs_fuse, needs_landlock, needs_root
+
+pytestmark = pytest.mark.one_launcher
 
 LAST = "before-rollback-1"
 
@@ -160,7 +162,7 @@ def test_names_are_made_up_and_unique(person: Person) -> None:
     assert box != other
 
 
-@pytest.mark.one_launcher
+@pytest.mark.own_launcher
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a/b", "..", "two words", "ümlaut", "x" * 64, "base", "now", "new\nline"])
 def test_a_name_that_cannot_be_one_changes_nothing(person: Person, name: str) -> None:
     box = made(person)
@@ -244,7 +246,7 @@ def test_a_fork_outlives_its_parent(person: Person) -> None:
     person.elsewhere("snapshot", "box", "one", check=True)
     work(person, "box", "echo 2 > f")
     now, then = fork(person, "box"), fork(person, "box", "--from", "one", "--name", "then")
-    assert record_of(person, then)["origin"] == {"sandbox": parent, "snapshot": "one"}
+    assert record_of(person, then)["origin"].items() >= {"sandbox": parent, "snapshot": "one"}.items()
     person.sdk(f"from elsewhere import Sandbox\nSandbox.get({parent!r}, on_exit='discard').remove()")
     assert eventually(lambda: not list((person.state / "trash").iterdir()))
     grandchild = fork(person, now, "--name", "grand")
@@ -255,6 +257,7 @@ def test_a_fork_outlives_its_parent(person: Person) -> None:
     assert layers_left(person), "what is in the archive can be gone back to"
 
 
+@pytest.mark.own_launcher
 def test_layers_that_nobody_needs_go(person: Person) -> None:
     made(person)
     work(person, "box", "echo 1 > f")
@@ -294,7 +297,6 @@ def test_each_of_several_children_fails_on_its_own(person: Person) -> None:
     assert json.loads(done.stdout)["sandboxes"][0]["error"]["code"] == "name_in_use"
 
 
-@pytest.mark.one_launcher
 @pytest.mark.parametrize(("arguments", "code"), [(["-n", "0"], 2), (["-n", "1001"], 2), (["-n", "x"], 2), (["--name", "a/b"], 2)])
 def test_forks_that_cannot_be_made(person: Person, arguments: list[str], code: int) -> None:
     made(person)
@@ -447,6 +449,7 @@ def test_commands_beside_snapshots_of_an_idle_sandbox(person: Person) -> None:
     assert {request["reason"] for request in person.json("requests", "box", "--limit", "100")["requests"]} == {"exited"}
 
 
+@pytest.mark.slow
 def test_what_starts_programs_all_the_time_can_be_stopped(person: Person) -> None:
     """A shell lends its memory to the child that it starts, and cannot be stopped before that one has begun."""
     made(person)
@@ -500,7 +503,8 @@ def test_everything_that_can_be_written_is_saved(person: Person) -> None:
     person.elsewhere("rollback", "box", "two", check=True)
     assert shown(person, "box", f"ls {place.parent}; ls /tmp; cat /var/tmp/v") == "v\nw\n"
     person.elsewhere("rollback", "box", "base", check=True)
-    assert shown(person, "box", f"ls {place.parent}; ls /tmp; ls /var/tmp") == ""
+    # Where reality has something mounted, it shows: others may be at work there.
+    assert shown(person, "box", f"ls {place.parent}; ls /tmp; ls /var/tmp | grep -v ^elsewhere-demo- || true") == ""
     assert not place.exists()
     assert not Path("/etc/elsewhere-test").exists()
 
@@ -599,6 +603,7 @@ def test_layers_beside_reality(person: Person) -> None:
 # -- a file system of its own ---
 
 
+@pytest.mark.slow
 def test_layers_in_an_image(root: Person) -> None:
     box = made(root, "--disk", "64M")
     assert record_of(root, box)["disk"] == "image"
@@ -651,6 +656,7 @@ def test_a_full_image_is_said_and_nothing_is_lost(root: Person) -> None:
     assert shown(root, "box") == "1\n"
 
 
+@pytest.mark.slow
 def test_many_snapshots_in_an_image(root: Person) -> None:
     made(root, "--disk", "64M")
     for number in range(1, 13):
@@ -866,11 +872,12 @@ def many(person: Person, count: int, looked_at: list[int]) -> None:
         assert shown(person, fork(person, "box", "--from", f"s{number}"), LOOK).strip() == expected(number)
 
 
+@pytest.mark.slow
 def test_many_snapshots(person: Person) -> None:
     many(person, 12, [1, 9, 11])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(120)
 @pytest.mark.timeout(1200)
 def test_five_hundred_snapshots(person: Person) -> None:
     many(person, 500, [1, 250, 499])
@@ -926,6 +933,7 @@ e rm --force --all >/dev/null
 SEEN = ["1", "1", "n", "gone", "2", "back", "s", "1", "n", "gone", "2", "back", "s", "3"]
 
 
+@pytest.mark.own_launcher
 @pytest.mark.parametrize(
     ("mechanism", "taken", "copies"),
     [
@@ -944,6 +952,7 @@ def test_every_rung_can(person: Person, mechanism: str, taken: tuple[str, ...], 
         needs_fuse()
     if mechanism == "copy-landlock":
         needs_landlock()
+        give_the_hosts_network(person)
     before = tree(person.project)
     done = Elsewhere(person, *(str(person.state) if word == "STATE" else word for word in taken)).script(RUNG)
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -14,6 +14,8 @@ import pytest
 
 from conftest import Person, eventually
 
+pytestmark = pytest.mark.one_launcher
+
 
 class Terminal:
     """The command of a person on a real pseudo-terminal, as a shell would start it; or the shell itself, with a `line` in which the
@@ -94,6 +96,7 @@ def test_keys_reach_the_command(person: Person) -> None:
 def test_control_c_ends_the_command_and_not_the_cleaning_up(person: Person) -> None:
     terminal = Terminal(person, "run", "--", "sh", "-c", ": > made; echo ready; sleep 60")
     terminal.expect("ready")
+    assert eventually(lambda: any("sleep 60" in words for _, words in person.commands()))
     terminal.type("\x03")
     code, rest = terminal.end()
     assert code == 130

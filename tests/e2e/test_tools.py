@@ -10,6 +10,8 @@ import pytest
 
 from conftest import Person, dismiss, make_person, tree
 
+pytestmark = pytest.mark.one_launcher
+
 
 def inside(person: Person, line: str, **more: object) -> str:
     document = person.json("run", "--discard", "-c", line, timeout=110, **more)
@@ -50,6 +52,7 @@ def test_pytest_or_the_projects_own_tests(person: Person) -> None:
     assert out == "passed\n"
 
 
+@pytest.mark.slow
 def test_pip_install(person: Person) -> None:
     needs_registry(
         "python3 -m pip download -q --no-deps -d /tmp/elsewhere-pip-probe six; s=$?; rm -rf /tmp/elsewhere-pip-probe; exit $s"

@@ -59,7 +59,7 @@ def test_inspect_says_everything(person: Person) -> None:
         "labels",
     }
     assert wanted <= set(box)
-    assert box["enforced"]["network"] == box["network"] == "host"
+    assert (box["network"], box["enforced"]["network"].split(",")[0]) == ("allow", "own network namespace")
     assert box["enforced"]["mechanism"] == ("overlay-idmap" if person.is_root else "overlay-userns")
     assert box["enforced"]["differs"]
     assert box["command"]["argv"] == ["/bin/sh", "-c", "echo x > x"]
@@ -122,6 +122,7 @@ def test_version_and_help(person: Person) -> None:
         assert "examples:" in done.stdout
 
 
+@pytest.mark.one_launcher
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -165,6 +166,24 @@ def test_the_launcher_goes_when_idle_and_when_its_state_goes(person: Person) -> 
     assert eventually(lambda: not person.processes(), 15)
     assert not list((person.state / "spare").iterdir())
     assert person.elsewhere("run", "--", "true").returncode == 0
+
+
+@pytest.mark.parametrize("ready", ["0", "1", "5", None])
+def test_as_many_sandboxes_stand_ready_as_were_asked_for(person: Person, ready: str | None) -> None:
+    if ready is not None:
+        person.extra["ELSEWHERE_LAUNCHER_READY"] = ready
+    for _ in range(2):
+        assert person.elsewhere("run", "--", "true").returncode == 0
+    assert eventually(lambda: len(list((person.state / "spare").iterdir())) == int(ready or 3))
+    time.sleep(0.3)
+    assert len(list((person.state / "spare").iterdir())) == int(ready or 3)
+
+
+def test_nonsense_for_that_is_named(person: Person) -> None:
+    person.extra["ELSEWHERE_LAUNCHER_READY"] = "many"
+    done = person.elsewhere("run", "--", "true")
+    assert done.returncode == 125
+    assert "ELSEWHERE_LAUNCHER_READY = 'many' is not a whole number between 0 and 99" in done.stderr
 
 
 def test_a_launcher_of_other_code_is_not_used(person: Person) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from conftest import PATIENCE, Person, dismiss, make_person
+from conftest import PATIENCE, Person, dismiss, leave, make_person
 
 Place = dict[str, Any]
 Program = Callable[[Place], object]
@@ -184,11 +184,13 @@ def neighbour(
 
 
 @contextlib.contextmanager
-def somebody(kind: str, library: Path) -> Iterator[Person]:
-    """A person for all tests of a module."""
+def somebody(kind: str, library: Path, hosts: Callable[[Person], Person] | None = None) -> Iterator[Person]:
+    """A person for all tests of a module; with `hosts`, one who shares a launcher with others, and keeps no sandbox."""
     person = make_person(kind, library)
+    if hosts is not None:
+        person.shared = hosts(person).state
     try:
         assert person.project
         yield person
     finally:
-        dismiss(person)
+        (dismiss if hosts is None else leave)(person)

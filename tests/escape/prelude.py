@@ -30,8 +30,38 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "AT_FDCWD", "LIBC", "Path", "Refused", "call", "checked", "contextlib", "ctypes", "errno", "fcntl", "found", "greeting", "hold", "json", "mmap", "nest", "os",
-    "platform", "resource", "select", "signal", "socket", "stat", "struct", "subprocess", "sys", "text_of", "threading", "time",
+    "AT_FDCWD",
+    "LIBC",
+    "Path",
+    "Refused",
+    "call",
+    "checked",
+    "contextlib",
+    "ctypes",
+    "errno",
+    "fcntl",
+    "found",
+    "greeting",
+    "hold",
+    "json",
+    "mmap",
+    "nest",
+    "netlink_error",
+    "os",
+    "platform",
+    "resource",
+    "select",
+    "signal",
+    "socket",
+    "stat",
+    "struct",
+    "subprocess",
+    "sys",
+    "text_of",
+    "threading",
+    "through_proxy",
+    "time",
+    "tunnelled",
 ]  # fmt: skip
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -167,3 +197,38 @@ def greeting(path: str, kind: int = socket.SOCK_STREAM) -> str:
         caller.settimeout(5)
         caller.connect(path)
         return found(caller.recv(100).decode(), "hello")
+
+
+def through_proxy(place: dict[str, Any], request: str) -> "tuple[str, socket.socket]":
+    """The head of the answer to a request, and the connection: inside from the sandbox's proxy, outside from one that refuses
+    nobody."""
+    inside = "ELSEWHERE_SANDBOX_REPO_ROOT" in os.environ
+    sock = socket.create_connection(("127.0.0.1", 61080 if inside else place["open_proxy"]), 10)
+    sock.sendall(request.encode())
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        data = sock.recv(1)
+        if not data:
+            raise Refused(f"no answer: {head!r}")
+        head += data
+    if b" 200 " not in head.split(b"\r\n")[0]:
+        raise Refused(head.split(b"\r\n")[0].decode())
+    return head.decode(), sock
+
+
+def tunnelled(place: dict[str, Any], authority: str) -> str:
+    """What somebody says who is reached by CONNECT."""
+    _, sock = through_proxy(place, f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n")
+    with sock:
+        return found(sock.recv(100).decode(), "hello")
+
+
+def netlink_error(family: int, message: bytes) -> int:
+    """What the kernel says to an order: an error number, or 0."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family) as link:
+        link.settimeout(5)
+        link.send(message)
+        number = -struct.unpack_from("=i", link.recv(4096), 16)[0]
+    if number in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP):
+        raise OSError(number, os.strerror(number))
+    return number

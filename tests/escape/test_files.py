@@ -77,8 +77,8 @@ def plant(person: Person) -> Place:
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         place = plant(person)
         try:
             case = Trial(person, ATTEMPTS, place)
@@ -388,8 +388,8 @@ NARROW = Attempts()
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def narrow_trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def narrow_trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         place = person.place
         (place / "outside/other-project").mkdir(parents=True)
         (place / "outside/other-project/file").write_text(SECRET)

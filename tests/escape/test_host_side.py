@@ -13,6 +13,8 @@ from conftest import Person, eventually, tree
 from escape.attempts import somebody
 from escape.prelude import Path, json, os, stat, struct, subprocess
 
+pytestmark = pytest.mark.one_launcher
+
 SECRET, PRECIOUS = "s3cret-of-reality", "precious\n"
 
 

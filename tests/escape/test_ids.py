@@ -63,8 +63,8 @@ def neighbour_with_a_key(place):
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         place = plant(person)
         with neighbour(person, neighbour_with_a_key, place) as other:
             case = Trial(person, ATTEMPTS, {**place, "neighbour": other.process.pid})

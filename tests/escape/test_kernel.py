@@ -36,8 +36,8 @@ def plant(person: Person) -> Place:
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         place = plant(person)
         environment = {**person.environment(), "PASSWORD": SECRET}
         with neighbour(person, neighbour_with_a_secret, place, env=environment) as other:

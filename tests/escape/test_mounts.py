@@ -3,7 +3,7 @@
 Most controls run in namespaces of their own: an ordinary person can mount nowhere else, and root's mounts would be this machine's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -57,8 +57,8 @@ def neighbour_to_join(place):
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person, neighbour(person, neighbour_to_join, {}) as other:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person, neighbour(person, neighbour_to_join, {}) as other:
         case = Trial(person, ATTEMPTS, {**plant(person), "neighbour": other.process.pid})
         case.run()
         yield case
@@ -262,8 +262,8 @@ NESTED = Attempts()
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def nested_trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def nested_trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         case = Trial(person, NESTED, plant(person))
         case.run("--nested")
         yield case

@@ -17,8 +17,8 @@ HELD: dict[str, frozenset[str]] = {}
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
-    with somebody(request.param, library) as person:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
+    with somebody(request.param, library, hosts) as person:
         HELD["now"] = held(person)
         case = Trial(person, ATTEMPTS, plant(person))
         case.run(*limit(person, **LIMITS))

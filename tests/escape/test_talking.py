@@ -6,7 +6,7 @@ hold: abstract sockets in the host's network before Linux 6.12, and fifos in rea
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -130,9 +130,9 @@ def planted(person: Person) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module", params=["root", "user"])
-def trial(request: pytest.FixtureRequest, library: Path) -> Iterator[Trial]:
+def trial(request: pytest.FixtureRequest, library: Path, hosts: Callable[[Person], Person]) -> Iterator[Trial]:
     with (
-        somebody(request.param, library) as person,
+        somebody(request.param, library, hosts) as person,
         planted(person) as place,
         neighbour(person, neighbour_that_listens, place) as other,
     ):

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_ladder import Elsewhere, needs_fuse, needs_landlock, needs_root
+from test_ladder import Elsewhere, give_the_hosts_network, needs_fuse, needs_landlock, needs_root
 
 from conftest import Person
 from limited import held
@@ -58,8 +58,8 @@ def check(person: Person, stdout: str, errors: str) -> None:
     [
         ("overlay-idmap", ()),
         ("overlay-userns", ("--overlay-root", "1", "--tmpfs", "STATE")),
-        ("overlay-userns-memory", ("--overlay-root", "1")),
-        ("overlay-idmap-memory", ("--overlay-state", "STATE")),
+        pytest.param("overlay-userns-memory", ("--overlay-root", "1"), marks=pytest.mark.slow),
+        pytest.param("overlay-idmap-memory", ("--overlay-state", "STATE"), marks=pytest.mark.slow),
         ("fuse-overlayfs", ("--overlay-root", "2")),
         ("copy-landlock", ("--overlay-root", "2", "--no-fuse")),
     ],
@@ -72,6 +72,7 @@ def test_changes_are_told_on_every_rung(person: Person, mechanism: str, taken: t
         needs_fuse()
     if mechanism == "copy-landlock":
         needs_landlock()
+        give_the_hosts_network(person)
     host = Elsewhere(person, *(str(person.state) if word == "STATE" else word for word in taken))
     done = host.script(f"{WORK}{TELL}e stop box >/dev/null{TELL}e rm --force box >/dev/null")
     assert done.returncode == 0, (done.stdout, done.stderr)

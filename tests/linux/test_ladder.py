@@ -55,6 +55,11 @@ def check(person: Person, mechanism: str, *taken: str) -> None:
     """The command runs by exactly this rung, its changes are told, reality stays, and doctor agrees."""
     before = tree(person.project)
     host = Elsewhere(person, *taken)
+    if mechanism == "copy-landlock":
+        code, document, _ = host("run", "--json", "--", "touch", "ran")
+        assert (code, document["error"]["code"]) == (125, "no_mechanism"), "without namespaces the network cannot be held back"
+        assert "--network host" in document["error"]["hint"]
+        give_the_hosts_network(person)
     code, document, errors = host("run", "--json", "--", "sh", "-c", f"{WORK}; exit 7")
     assert code == 7, errors
     assert document["sandbox"]["enforced"]["mechanism"] == mechanism, document["sandbox"]["enforced"]["stronger_rungs"]
@@ -66,6 +71,11 @@ def check(person: Person, mechanism: str, *taken: str) -> None:
     assert code == 0
     if mechanism not in ("overlay-idmap", "overlay-userns"):
         assert mechanism in errors, "a weaker rung is said in one line"
+
+
+def give_the_hosts_network(person: Person) -> None:
+    """The last rung has no other."""
+    person.extra["ELSEWHERE_NETWORK"] = "host"
 
 
 def needs_root() -> None:
@@ -172,6 +182,7 @@ def test_a_sandbox_lives_on_every_rung(person: Person, mechanism: str, taken: tu
         needs_fuse()
     if mechanism == "copy-landlock":
         needs_landlock()
+        give_the_hosts_network(person)
     before = tree(person.project)
     done = Elsewhere(person, *(str(person.state) if word == "STATE" else word for word in taken)).script(LIFE)
     assert done.returncode == 0, (done.stdout, done.stderr)

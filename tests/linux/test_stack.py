@@ -17,6 +17,7 @@ from elsewhere.linux.overlay import Overlay
 from elsewhere.sandbox import project, rungs, standing, view
 from elsewhere.sandbox.keeping import commands
 from elsewhere.sandbox.launching import builder, mechanisms
+from elsewhere.sandbox.launching.blanks import Kind
 from elsewhere.sandbox.keeping.spec import Spec
 from elsewhere.sandbox.launching.mechanisms import groups, make_directories
 from elsewhere.sandbox.view import Base, Host, Subject
@@ -42,7 +43,7 @@ for number, step in enumerate(steps):
     plan = dataclasses.replace(drawn.plan, root=with_layers(drawn.plan.root), places=tuple(map(with_layers, drawn.plan.places)))
     assert any(getattr(o, 'layers', ()) for o in plan.operations()) == bool(frozen)
     make_directories(drawn, Base(), directory, rungs.ladder()[0])
-    blank = builder.blank(standing.mounts(whole_machine=whole), state.path, builder.Kind(whole), groups=groups(state))
+    blank = builder.blank(standing.mounts(whole_machine=whole), state.path, Kind(whole), groups=groups(state))
     blank.order(plan, directory)
     blank.built()
     null = os.open('/dev/null', os.O_RDWR)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ladder import Elsewhere, needs_fuse, needs_landlock, needs_root
+from test_ladder import Elsewhere, give_the_hosts_network, needs_fuse, needs_landlock, needs_root
 
 from conftest import Person, tree
 
@@ -179,6 +179,7 @@ def test_tools_work_in_the_project_view(person: Person, line: str) -> None:
     assert code == 0, errors
 
 
+@pytest.mark.slow
 def test_a_package_can_be_installed_in_the_project_view(root: Person) -> None:
     if shutil.which("dpkg-deb") is None:
         pytest.skip("needs dpkg")
@@ -691,6 +692,7 @@ def test_views_and_shares_work_by_fuse(person: Person, shared: Path) -> None:
 def test_the_last_rung_reads_nothing_else(person: Person, shared: Path) -> None:
     needs_root()
     needs_landlock()
+    give_the_hosts_network(person)
     (person.home / "secret").write_text(SECRET)
     (person.home / "open").write_text("open\n")
     (person.project / "keys").mkdir()

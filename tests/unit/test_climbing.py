@@ -8,7 +8,7 @@ import pytest
 from elsewhere.errors import Broken, Unavailable
 from elsewhere.sandbox import rungs
 from elsewhere.sandbox.launching import creation
-from elsewhere.sandbox.launching.builder import BuildFailed
+from elsewhere.sandbox.launching.blanks import BuildFailed
 from elsewhere.sandbox.launching.creation import Climber
 
 MOVED = BuildFailed("mounts", errno.ENOENT, "/srv/project/link: No such file or directory")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from elsewhere.sandbox.denials import from_output
+from elsewhere.sandbox.denials import from_output, of_command
 from elsewhere.sandbox.records.record import Record
+from elsewhere.sandbox.records.request import Denied
 
 GONE, READ_ONLY, CLOSED = "No such file or directory", "Read-only file system", "Permission denied"
 ORDINARY = [
@@ -117,3 +118,17 @@ def test_the_last_rung_has_no_plan_and_works_in_what_is_hidden() -> None:
         "--share /srv/state/sandboxes/ew-b/copy/x",
     )
     assert told(one, "/usr/x", CLOSED) is None
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("example.test/0", "--allow example.test (for the web; else --allow example.test:PORT)"),
+        ("intranet/0", "--allow intranet:PORT"),
+        ("example.test/22", "--allow example.test:22"),
+        ("example.test/443", "--allow example.test"),
+    ],
+)
+def test_a_name_that_was_refused_before_its_port_was_known_may_have_any(what: str, how: str) -> None:
+    (denial,) = of_command(record([]), [Denied("network", what, 1)])
+    assert (denial["rule"], denial["how_to_allow"]) == ("nothing allows it", how)

@@ -108,6 +108,12 @@ def test_an_assignment_is_a_name_and_perhaps_a_value(text: str, expected: tuple[
     assert parse_assignment(text) == expected
 
 
+def test_a_sandbox_asks_no_proxy_for_what_is_itself() -> None:
+    found = compose({"no_proxy": "the caller's"}, identity={}, network="allow").variables
+    assert found["no_proxy"] == found["NO_PROXY"]
+    assert {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"} == {*found["no_proxy"].split(",")}
+
+
 @pytest.mark.parametrize("text", ["", "=", "=x", "1A=x", "A B=x", "A-B", "A.B=1", "Ä=1", "A\n=1", " A=1", "A =1", "A²=1"])
 def test_what_names_no_variable_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from elsewhere import errors
-from elsewhere.errors import Conflict, ElsewhereError, UsageError
+from elsewhere.errors import CheckFailed, Conflict, ElsewhereError, UsageError
 
 DRAWN = dict(re.findall(r"[├└]── (\w+) .*\(also (\w+)", errors.__doc__ or ""))
 CLASSES = {name: getattr(errors, name) for name in errors.__all__}
@@ -27,8 +27,8 @@ def test_each_error_is_ours_and_the_builtin_that_the_drawing_names(name: str, bu
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_only_bad_usage_ends_with_2_and_a_conflict_with_3(kind: type[ElsewhereError]) -> None:
-    assert kind.exit_code == {UsageError: 2, Conflict: 3}.get(kind, 1)
+def test_only_bad_usage_ends_with_2_a_conflict_with_3_and_a_failed_check_with_4(kind: type[ElsewhereError]) -> None:
+    assert kind.exit_code == {UsageError: 2, Conflict: 3, CheckFailed: 4}.get(kind, 1)
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())

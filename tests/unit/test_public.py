@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import elsewhere
+from elsewhere.cli.main import GROUPS, main, parser
 
 SOURCE = Path(elsewhere.__file__).parents[1]
 EXPENSIVE = ["socket", "json", "argparse", "re", "ctypes", "dataclasses", "subprocess", "enum"]
@@ -33,9 +34,10 @@ def test_the_public_names_are_one_sorted_list_and_all_that_dir_shows() -> None:
 
 
 @pytest.mark.parametrize("name", elsewhere.__all__)
-def test_each_public_name_is_a_documented_class_that_can_be_imported(name: str) -> None:
+def test_each_public_name_is_a_documented_class_or_function_that_can_be_imported(name: str) -> None:
     found = getattr(elsewhere, name)
-    assert isinstance(found, type)
+    assert isinstance(found, type) == name[0].isupper()
+    assert callable(found)
     assert found.__doc__
     assert found is getattr(elsewhere, name)
 
@@ -74,6 +76,29 @@ def test_help_and_version_load_no_database_no_server_and_start_nothing(option: s
     assert list(place.iterdir()) == []
 
 
+def test_the_verbs_of_each_group_are_those_of_its_module_and_in_that_order() -> None:
+    for verbs in GROUPS.values():
+        assert list(parser(verbs[0])[1].parsers) == verbs
+    assert list(parser()[1].parsers) == [verb for verbs in GROUPS.values() for verb in verbs]
+
+
+@pytest.mark.parametrize(
+    ("verb", "others"),
+    [
+        ("run", ["elsewhere.promotion.planning", "elsewhere.operations.racing", "elsewhere.experiments.report"]),
+        ("list", ["elsewhere.promotion.planning", "elsewhere.operations.racing", "elsewhere.experiments.report"]),
+        ("config", ["elsewhere.sandbox.live", "elsewhere.operations.promoting", "elsewhere.operations.racing"]),
+        ("promote", ["elsewhere.operations.racing", "elsewhere.experiments.report"]),
+    ],
+)
+def test_a_verb_loads_nothing_of_other_groups(verb: str, others: list[str]) -> None:
+    done = python("-c", f"import sys; from elsewhere.cli.main import parser; parser({verb!r}); print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
+    assert f"elsewhere.cli.{next(group for group, verbs in GROUPS.items() if verb in verbs)}" in loaded
+    assert [name for name in others if name in loaded] == []
+
+
 def test_the_version_of_the_command_is_the_version_of_the_package() -> None:
     assert python("-m", "elsewhere", "--version").stdout == f"elsewhere {elsewhere.__version__}\n"
 
@@ -95,3 +120,8 @@ def test_on_another_platform_the_command_says_so_in_one_sentence(platform: str, 
     assert "Linux" in done.stderr
     assert platform in done.stderr
     assert list(place.iterdir()) == []
+
+
+def test_an_option_before_its_verb_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "inspect", "box"], None) == 2
+    assert "elsewhere inspect --json" in capsys.readouterr().err

@@ -3,13 +3,15 @@
 import contextlib
 import os
 import shutil
+import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from elsewhere.changes import drift
+from elsewhere.changes import drift, staged
 from elsewhere.changes.compare import View, compare_trees
 from elsewhere.changes.drift import Dated
 from elsewhere.changes.renames import with_renames
@@ -168,6 +170,138 @@ def _now(place: Path) -> int:
     """As the kernel stamps."""
     (place / "clock").write_text("tick")
     return (place / "clock").stat().st_ctime_ns
+
+
+# -- the index ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repositories(trees: Trees) -> Trees:
+    """The three trees as repositories: reality made a commit, the sandbox only asked for the status."""
+    shutil.rmtree(trees.here)
+    shutil.rmtree(trees.there)
+    git(trees.base, "init", "-q", "-b", "main")
+    commit(trees.base)
+    for copy in (trees.here, trees.there):
+        shutil.copytree(trees.base, copy, symlinks=True)
+    edit(trees.there / "src" / "one", 1, "there")
+    commit(trees.there)
+    edit(trees.here / "app.py", 1, "here")
+    git(trees.here, "status", "--short")
+    assert (trees.here / ".git" / "index").read_bytes() != (trees.base / ".git" / "index").read_bytes()
+    trees.way = lambda path: "named" if path == ".git/index" else "shows"
+    return trees
+
+
+def git(place: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@a")
+    surroundings = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", *who, *words], cwd=place, env=surroundings, check=True, capture_output=True)
+
+
+def commit(place: Path) -> None:
+    git(place, "add", "-A")
+    git(place, "commit", "-qm", "commit", "--allow-empty")
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_an_index_in_which_nothing_is_staged_gives_way_to_that_of_the_new_base(repositories: Trees, version: int) -> None:
+    git(repositories.here, "update-index", "--force-write-index", "--index-version", str(version))
+    assert repositories.plan() == RefreshPlan(kept=["app.py"], dropped=[".git/index"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["add app.py", "rm -q --cached app.py", "add --intent-to-add new", "update-index --chmod=+x app.py", "read-tree --empty"],
+)
+def test_an_index_with_something_staged_is_a_conflict_when_head_moved(repositories: Trees, line: str) -> None:
+    (repositories.here / "new").write_text("new")
+    git(repositories.here, *line.split())
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
+    shutil.rmtree(repositories.there)
+    shutil.copytree(repositories.base, repositories.there)
+    assert repositories.plan().conflicts == [], "HEAD did not move"
+    assert ".git/index" not in repositories.plan().dropped
+
+
+def test_an_index_that_agrees_with_the_sandboxs_own_head_stays(repositories: Trees) -> None:
+    commit(repositories.here)
+    repositories.way = lambda path: "named" if path in (".git/index", ".git/refs/heads/main") else "shows"
+    assert repositories.plan() == RefreshPlan(kept=["app.py"])
+    git(repositories.here, "pack-refs", "--all")
+    repositories.way = {".git/refs/heads/main": "hidden", ".git/packed-refs": "named", ".git/index": "named"}.get  # type: ignore[assignment]
+    assert repositories.plan() == RefreshPlan(kept=["app.py"])
+
+
+def test_head_that_was_written_as_it_was_is_not_the_sandboxs_own(repositories: Trees) -> None:
+    """`git checkout main` on main writes it."""
+    repositories.way = lambda path: "named" if path in (".git/index", ".git/HEAD") else "shows"
+    assert repositories.plan().dropped == [".git/index"]
+
+
+def test_another_branch_that_reality_moved_is_a_conflict(repositories: Trees) -> None:
+    """The new base's index is that of its own branch."""
+    for place in (repositories.base, repositories.here, repositories.there):
+        git(place, "branch", "other", "main~1" if place == repositories.there else "main")
+    git(repositories.here, "symbolic-ref", "HEAD", "refs/heads/other")
+    repositories.way = lambda path: "named" if path in (".git/index", ".git/HEAD") else "shows"
+    assert repositories.plan().conflicts == []
+    git(repositories.there, "branch", "-f", "other", "main")
+    git(repositories.there, "checkout", "-q", "--detach", "main~1")
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
+
+
+def test_a_repository_of_the_sandboxs_own_is_left_alone(repositories: Trees) -> None:
+    repositories.way = lambda path: "hidden" if path.startswith(".git/") else "shows"
+    assert repositories.plan() == RefreshPlan(kept=["app.py"])
+
+
+def test_what_was_staged_in_reality_and_unstaged_in_the_sandbox_is_nothing_staged(repositories: Trees) -> None:
+    """Which only the commit itself tells."""
+    (repositories.base / "new").write_text("new")
+    shutil.copy(repositories.base / "new", repositories.here)
+    shutil.copy(repositories.base / "new", repositories.there)
+    git(repositories.base, "add", "new")
+    project = str(repositories.there)
+    changes = compare_trees(str(repositories.here), str(repositories.base), project)
+    sides = sides_of([str(repositories.base)]), sides_of([str(repositories.there)])
+    assert plan_refresh(changes, project, *sides, (), repositories.way).dropped == [".git/index"]
+    unmoved = sides_of([str(repositories.base)])
+    assert plan_refresh(changes, project, unmoved, unmoved, (), repositories.way).dropped == [], "it was unstaged on purpose"
+
+
+def test_an_index_that_is_none_is_a_conflict_and_nothing_worse(repositories: Trees) -> None:
+    index = repositories.here / ".git" / "index"
+    good = index.read_bytes()
+    header = struct.pack(">4sII", b"DIRC", 4, 0xFFFFFFFF)
+    bad = [
+        b"",
+        b"DIRC",
+        good[:-1],
+        good[:60],
+        good.replace(b"DIRC", b"CRID"),
+        good[:4] + struct.pack(">II", 9, 1) + good[12:],
+        good[:8] + b"\xff" * 4 + good[12:],
+        good[:-20] + b"link" + struct.pack(">I", 0) + good[-20:],
+        good[:-20] + b"LONG" + b"\xff" * 4 + good[-20:],
+        header + b"\0" * 62 + b"\xff" * 100,
+        header + b"\0" * 62 + b"\x05name\0" + b"\0" * 20,
+    ]
+    for content in bad:
+        index.write_bytes(content)
+        assert reasons(repositories.plan()) == {".git/index": "staged_here"}, content
+    index.unlink()
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
+    index.symlink_to("/dev/zero")
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
+
+
+def test_an_index_with_more_names_than_anybody_has_is_a_conflict(repositories: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "_LARGEST_NAMES", 10)
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
+    monkeypatch.undo()
+    monkeypatch.setattr(staged, "_LARGEST", 100)
+    assert reasons(repositories.plan()) == {".git/index": "staged_here"}
 
 
 # -- how layers lie over a base -------------------------------------------------------------------------------------------------

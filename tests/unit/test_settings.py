@@ -118,7 +118,7 @@ def test_paths_are_relative_to_where_they_are_written(world: World) -> None:
         ("[evn]\n", "'evn'", "'env'"),
         ("evn = 1\n", "'evn'", "'env'"),
         ("[env]\npas = []\n", "'env.pas'", "'env.pass'"),
-        ("[zzz]\n", "'zzz'", "known here: admission, base, env, limits, sandbox"),
+        ("[zzz]\n", "'zzz'", "known here: admission, base, env, experiments, limits, network, promotion, races, sandbox, stages"),
         ("[env]\nzzz = 1\n", "'env.zzz'", "known here: env.pass"),
         ("[limits]\nmemmory = 1\n", "'limits.memmory'", "'limits.memory'"),
         ("[sandbox]\nveiw = 1\n", "'sandbox.veiw'", "'sandbox.view'"),
@@ -282,10 +282,13 @@ def test_what_is_about_the_machine_is_not_for_a_projects_file(place: Path, name:
         ("ELSEWHERE_HIDE", "/a::/b", "sandbox.hide", ("/a", "/b")),
         ("ELSEWHERE_SHARE", "/a:rw:/b:/c:ro", "sandbox.share", ("/a:rw", "/b", "/c")),
         ("ELSEWHERE_ENV_PASS", "A, B,,A", "env.pass", ("A", "B")),
+        ("ELSEWHERE_PROFILE", "claude, codex", "sandbox.profile", ("claude", "codex")),
         ("ELSEWHERE_BASE_LIVE", "data:build", "base.live", ("data", "build")),
         ("ELSEWHERE_ADMISSION_MOST", "3", "admission.most", 3),
         ("ELSEWHERE_ADMISSION_DISK_RESERVE", "0", "admission.disk_reserve", 0),
         ("ELSEWHERE_ADMISSION_WAIT", "off", "admission.wait", False),
+        ("ELSEWHERE_PROMOTION_KEEP", "7d", "promotion.keep", 7 * 86400),
+        ("ELSEWHERE_PROMOTION_CAP", "1G", "promotion.cap", 1 << 30),
     ],
 )
 def test_a_variable_is_understood(world: World, variable: str, text: str, key: str, value: object) -> None:
@@ -296,12 +299,12 @@ def test_a_variable_is_understood(world: World, variable: str, text: str, key: s
 
 @pytest.mark.parametrize("variable", sorted(settings._VARIABLES))
 def test_a_wrong_variable_is_refused_by_its_name(world: World, variable: str) -> None:
-    if settings._VARIABLES[variable].kind in ("paths", "shares", "places"):
-        text = "~nobody/x" if settings._VARIABLES[variable].kind != "places" else ""
+    if settings._VARIABLES[variable].kind in ("paths", "shares", "places", "words"):
+        text = "~nobody/x" if settings._VARIABLES[variable].kind in ("paths", "shares") else ""
     else:
         text = "!?"
     if not text:
-        pytest.skip("every text is a name of a directory")
+        pytest.skip("every text is a name, or is looked at by whoever knows what it means")
     with pytest.raises(UsageError, match=rf"^{variable} = ") as caught:
         world.resolve(**{variable: text})
     assert caught.value.code == "bad_settings"
@@ -410,10 +413,12 @@ def test_a_backend_of_another_tool_is_told_to_be_unavailable() -> None:
 NARROWER = {
     "sandbox.view": '"project"',
     "sandbox.network": '"none"',
+    "network.deny": '["pypi.org"]',
     "sandbox.untrusted": "true",
     "sandbox.backend": '"native"',
     "sandbox.hide": '["x"]',
     "base.live": '["x"]',
+    "promotion.runs": '["x"]',
     "limits.memory": '"64M"',
     "limits.cpus": "0.1",
     "limits.pids": "9",
@@ -428,6 +433,12 @@ WIDER = {
     "sandbox.best_effort": "true",
     "sandbox.gpu": "true",
     "sandbox.share": '["/etc"]',
+    "sandbox.profile": '["claude"]',
+    "network.allow": '["example.org"]',
+    "network.preset": '["models"]',
+    "network.forward": '["5432"]',
+    "network.publish": '["8080"]',
+    "sandbox.network": '"host"',
     "sandbox.device": '["/dev/kvm"]',
     "sandbox.backend": '"none"',
     "env.pass": '["AWS_SECRET_ACCESS_KEY"]',
@@ -536,7 +547,8 @@ def some_value(dice: random.Random, name: str) -> str:
     if key.kind == "switch":
         return dice.choice(["true", "false"])
     if key.adds_up:
-        entries = {"names": "ABC", "paths": ["/a", "b", "~/c"], "shares": ["/a", "/a:rw", "b"], "places": "ab"}[key.kind]
+        paths = {"paths": ["/a", "b", "~/c"], "shares": ["/a", "/a:rw", "b"], "places": "ab"}
+        entries = {"names": "ABC", "words": "abc", **paths}[key.kind]
         return json.dumps(dice.sample(list(entries), dice.randrange(3)))
     if key.name in ("memory", "disk"):
         return f'"{dice.choice(["20M", "1G", "3G", "19G", "30G", "1T"])}"'
@@ -566,7 +578,7 @@ def openness(found: Resolved) -> dict[str, Any]:
     for name in limits.NAMES:
         value = found[f"limits.{name}"]
         wide[name] = value if value is not None else built_in.get(name, float("inf"))
-    for name in ("share", "device"):
+    for name in ("share", "profile", "device"):
         wide[name] = set(found[f"sandbox.{name}"])
     wide["pass"] = set(found["env.pass"])
     return wide
@@ -698,7 +710,7 @@ def test_the_template_says_nothing_and_each_of_its_keys_can_be_used(place: Path)
     text = settings.template()
     assert load(place, text) == {}
     used = re.sub(r"^#(?=\w)", "", text, flags=re.MULTILINE)
-    assert tomllib.loads(used).keys() == {"sandbox", "limits", "env", "base"}
+    assert tomllib.loads(used).keys() == {"sandbox", "limits", "network", "env", "base", "promotion"}
     assert set(load(place, used)) == {name for name, key in KEYS.items() if key.narrows != "never"}
     for key in KEYS.values():
         assert key.narrows == "never" or re.search(rf"^# .+\n#{key.name} = ", text, flags=re.MULTILINE), key.dotted
@@ -777,6 +789,8 @@ def test_config_works_where_no_project_can_be(world: World, monkeypatch: pytest.
         ("env.pass", ("A", "B"), "A, B"),
         ("env.pass", (), "none"),
         ("admission.disk_reserve", 0, "0 B"),
+        ("promotion.keep", 30 * 86400.0, "30d"),
+        ("promotion.cap", 2 << 30, "2G"),
     ],
 )
 def test_values_are_shown_as_somebody_would_write_them(name: str, value: object, shown: str) -> None:

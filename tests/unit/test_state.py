@@ -11,7 +11,7 @@ from elsewhere import meeting
 from elsewhere.errors import StateError
 from elsewhere.storage.state import SCHEMA, State, write_aside
 
-ROOMS = ["archive", "bases", "claims", "layers", "mnt", "run", "sandboxes", "spare", "trash", "trust"]
+ROOMS = ["archive", "bases", "claims", "experiments", "journal", "layers", "mnt", "run", "sandboxes", "spare", "trash", "trust"]
 
 
 def mode(path: Path) -> int:
