@@ -3,8 +3,8 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3; do $$p -c 'import sys, venv
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-# Most tests wait for other processes: one worker more than there are processors keeps them all busy.
-WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+# Most tests wait for other processes: two workers more than there are processors keep them all busy.
+WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 1) + 2)
 
 .PHONY: setup demo test test-all test-vm check bench packages clean
 
@@ -35,7 +35,7 @@ test: setup packages check
 
 # The emulated machine needs all processors for itself.
 test-all: setup packages
-	$(BIN)/pytest -m slow --ignore tests/vm --numprocesses $(WORKERS) --dist worksteal --timeout 1200
+	$(BIN)/pytest -m slow --ignore tests/vm --numprocesses $(WORKERS) --dist load --maxschedchunk 1 --timeout 1200 --durations 25
 	$(BIN)/pytest tests/vm
 
 test-vm: setup packages
