@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from chance import seed_of
 from conftest import Person, eventually, groups_of, host_mounts
 
 UNFINISHED = ("pending", "creating", "running", "completing")
@@ -26,10 +27,6 @@ TERMINAL = ("completed", "failed", "cancelled")
 OPERATIONS = ("create", "exec", "exec", "detached", "stop", "start", "rm")
 VICTIMS = ("client", "front", "front", "launcher", "keeper", "keeper", "helper")
 PATIENCE_S = 20.0
-
-
-def seed_of() -> int:
-    return int(os.environ.get("ELSEWHERE_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
 # -- looking ---

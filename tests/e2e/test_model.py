@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from chance import seed_of
 from conftest import Person, tree
-from e2e.test_kill_points import PATIENCE_S, Witness, nothing_is_left, seed_of
+from e2e.test_kill_points import PATIENCE_S, Witness, nothing_is_left
 
 # What a worker does. It prints a line for each step; a step that contradicts the model, or ends in an error that has no code,
 # ends it.

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from chance import seed_of
 from conftest import PATIENCE, Person
-from e2e.test_kill_points import seed_of
 from linux.test_ladder import Elsewhere, needs_root
 
 HERE = Path(__file__).parent

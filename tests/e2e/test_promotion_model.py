@@ -2,7 +2,7 @@
 of what stands at each path. Either there is a conflict, and reality is exactly as it was, or reality is exactly what the model makes
 of base, sandbox and reality, path by path.
 
-A failure prints the seed; with ELSEWHERE_TEST_SEED set to it, the same comes again.
+A failure prints the seed; with ELSEWHERE_TEST_SEED set to it, the same comes again (see `chance.py`).
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from chance import seed_of
 from conftest import Person
-from e2e.test_kill_points import seed_of
 
 # `do DIR SEED COUNT` works at random; `describe DIR` prints everything that a promotion may change. Run by whoever owns the trees,
 # inside and outside. Texts have lines that change one by one, so that some can be merged, and some cannot.

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from chance import seed_of
 from conftest import Person, eventually
-from e2e.test_kill_points import PATIENCE_S, Witness, front_of, helpers, is_alive, keeper_of, nothing_is_left, seed_of, start
+from e2e.test_kill_points import PATIENCE_S, Witness, front_of, helpers, is_alive, keeper_of, nothing_is_left, start
 from e2e.test_reboot import power_off
 from e2e.test_snapshots import fork, layers_left, made, names, shown, work
 from linux.test_ladder import Elsewhere, needs_root

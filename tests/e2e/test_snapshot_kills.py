@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from chance import seed_of
 from conftest import PATIENCE, Person, eventually
-from e2e.test_kill_points import PATIENCE_S, Witness, nothing_is_left, seed_of
+from e2e.test_kill_points import PATIENCE_S, Witness, nothing_is_left
 from e2e.test_snapshot_faults import prune
 from e2e.test_snapshots import layers_left
 

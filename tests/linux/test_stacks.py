@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from chance import seed_of
 from conftest import Person
-from e2e.test_kill_points import seed_of
 
 PROGRAM = (Path(__file__).parent / "stacking.py").read_text()
 REFUSED = 77
