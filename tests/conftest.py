@@ -288,6 +288,12 @@ def make_library() -> Path:
     return place
 
 
+def pytest_configure() -> None:
+    """A shell without job control makes what it starts in the background deaf to Ctrl-C, and that is inherited."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """One for all workers: they would all compile the same."""
