@@ -10,6 +10,7 @@ forks that is an interpreter of its own with next to nothing loaded: above all n
 A keeper whose builder has ended becomes the launcher's child, which reaps it: the launcher is the nearest subreaper above.
 """
 
+import codecs
 import contextlib
 import gc
 import os
@@ -129,6 +130,7 @@ def _none_of_ours() -> dict[int, Process]:
 def _warm_up() -> None:
     """Python rewrites code while it runs for the first few times. Done here, that is done for all keepers: they share it, and do
     not each get pages of their own for it."""
+    codecs.lookup("ascii")  # which every builder opens files with: it would import that, each for itself
     network.prepare()
     ours, theirs = wire.pair()
     with ours, theirs:
