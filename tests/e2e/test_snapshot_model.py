@@ -45,7 +45,10 @@ def symlink(path, target): os.symlink(target, path)
 def link(path, other):
     # Of a file that came from below, an overlay that could not write down where it came from may show two names as two files.
     if not os.path.islink(path) and not os.path.lexists(other) and not os.path.lexists(path + '~'):
-        with open(path, 'rb') as source, open(path + '~', 'wb') as target: target.write(source.read())
+        with open(path, 'rb') as source, open(path + '~', 'wb') as target:
+            target.truncate(os.fstat(source.fileno()).st_size)
+            for number, block in enumerate(iter(lambda: source.read(4096), b'')):
+                if block.strip(b'\0'): os.pwrite(target.fileno(), block, number * 4096)
         os.chmod(path + '~', stat.S_IMODE(os.lstat(path).st_mode))
         os.rename(path + '~', path)
     os.link(path, other, follow_symlinks=False)
