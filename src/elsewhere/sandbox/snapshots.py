@@ -31,6 +31,7 @@ from elsewhere.storage import copying, encodings, images, merging, saving, trash
 from elsewhere.storage.copying import Attributes
 from elsewhere.storage.layers import LAYERS, Layer, Layers, size_of
 from elsewhere.storage.state import State
+from elsewhere.units import format_size
 from elsewhere.values import dataclass
 
 __all__ = [
@@ -59,6 +60,7 @@ _QUICK_S = 0.001
 _COPIED = ("copy", "tmp", "home")  # of the rung that has no layers
 _LEFT_BEHIND = "before-rollback"
 _ASIDE = ".new"
+_SPARE_BLOCKS = 4  # of an image, for each directory that is laid: itself, what overlay works in, and their attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,8 @@ def return_to(state: State, found: Record, place: Place, snapshot: dict[str, Any
     if rung.stacks:
         # Not the last layer alone: a fork freezes without a name. And not the layer alone: the base may have changed below it.
         known = {one["layer"] for one in found.snapshots if one.get("base", found.base) == found.base}
+        if place.data != state.room(LAYERS):
+            _need_spare_room(place)
         frozen(state, found, place, lambda tip: tip is not None and tip not in known and add(found, left, tip), leaving=True)
         saved = any(one["name"] == left for one in found.snapshots)
         _clear(place)  # stopped from here on, it is laid anew
@@ -404,6 +408,19 @@ def return_to(state: State, found: Record, place: Place, snapshot: dict[str, Any
     found.at = snapshot["name"]
     record.save(found, state.sandbox(found.id))
     return left
+
+
+def _need_spare_room(place: Place) -> None:
+    """In an image that is full to the last block what it had could be saved, but nothing be laid above what it goes on from."""
+    names = len(os.listdir(place.upper)) if os.path.isdir(place.upper) else 0
+    needed, about = _SPARE_BLOCKS * (names + 1), os.statvfs(place.own)
+    if min(about.f_bavail, about.f_favail) < needed:
+        raise StateError(
+            "no_room",
+            f"the sandbox's disk has {format_size(about.f_bavail * about.f_frsize)} left, and going back needs"
+            f" {format_size(needed * about.f_frsize)}",
+            hint="delete something in the sandbox first: what it has now is saved on the same disk",
+        )
 
 
 def remove(found: Record, name: str) -> dict[str, Any]:
