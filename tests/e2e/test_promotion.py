@@ -258,9 +258,14 @@ def test_every_conflict_leaves_everything_as_it_is(person: Person) -> None:
     done = person.elsewhere("promote", box)
     assert (done.returncode, done.stdout) == (3, "")
     assert all(f"   ! {path}: " in done.stderr and f"({reason})\n" in done.stderr for path, reason in reasons.items())
+    assert "--ours PATH takes the sandbox's, --theirs PATH" in done.stderr
+    assert "; not_empty: move or delete" in done.stderr
     # some can be settled in favour of the sandbox, all in favour of reality
     ours = [word for one in CONFLICTS for word in ("--ours", one[1])]
     assert world.refused("promote", box, *ours) == {one[1]: one[0] for one in CONFLICTS if not one[4]}
+    hint = world.promote(box, *ours, code=3)["hint"]
+    assert [f"; {one[0]}: " in hint for one in CONFLICTS if not one[4]] == [True, True]
+    assert "--ours" not in hint, "only what helps is named"
     theirs = [word for one in CONFLICTS for word in ("--theirs", one[1])]
     assert world.promote(box, *theirs, "--dry-run")["applied"] == ["fine"]
     assert world.promote(box, "--path", "fine")["applied"] == ["fine"]
@@ -283,6 +288,8 @@ def test_reality_may_not_be_written(user: Person) -> None:
     box = world.made("echo 2 > shut/1; echo new > shut/new; echo fine > fine")
     world.real("chmod 555 shut")
     assert world.refused("promote", box) == {"shut/1": "not_permitted", "shut/new": "not_permitted"}
+    hint = world.promote(box, code=3)["hint"]
+    assert ("--theirs PATH" in hint, "--ours" in hint, "change the permissions in reality" in hint) == (True, False, True)
     world.real("chmod 755 shut; chmod 000 shut/1")
     assert world.refused("promote", box)["shut/1"] in ("not_permitted", "modes_differ")
     world.real("chmod 644 shut/1")
@@ -317,22 +324,27 @@ def test_choices(person: Person) -> None:
 
 def test_resolving(person: Person) -> None:
     world = World(person, "seq 9 > text; seq 9 > both; echo 1 > gone")
-    box = world.made("sed -i s/5/here/ text; sed -i s/1/one/ both; echo 2 > gone; echo fine > fine")
+    box = world.made(
+        "sed -i s/5/here/ text; sed -i s/1/one/ both; echo 2 > gone; echo fine > fine; printf 'here\\nend\\n' > added"
+    )
     assert world.promote(box, "--resolve", code=2)["code"] == "no_conflicts"
-    world.real("sed -i s/5/there/ text; sed -i s/9/nine/ both; rm gone")
+    world.real("sed -i s/5/there/ text; sed -i s/9/nine/ both; rm gone; printf 'there\\nend\\n' > added")
     before = tree(world.project)
     fork = person.json("promote", box, "--resolve")["sandbox"]["id"]
     assert tree(world.project) == before
     assert world.inside(box, "cat text") == "1\n2\n3\n4\nhere\n6\n7\n8\n9", "the sandbox itself is as it was"
     assert world.inside(fork, "sed -n '/<<<</,/>>>>/p' text") == "<<<<<<< sandbox\nhere\n=======\nthere\n>>>>>>> reality"
+    assert world.inside(fork, "cat added") == "<<<<<<< sandbox\nhere\n=======\nthere\n>>>>>>> reality\nend"
     assert world.inside(fork, "cat both gone") == "one\n2\n3\n4\n5\n6\n7\n8\nnine\n2"
-    assert world.refused("promote", fork)["text"] == "markers_left"
-    assert set(world.refused("promote", fork, "--path", "text")) == {"text"}
-    world.inside(fork, "seq 9 | sed s/5/both/ > text")
+    assert world.refused("promote", fork) == {"gone": "deleted_there", "text": "markers_left", "added": "markers_left"}
+    said = world.promote(fork, "--path", "text", code=3)
+    assert (set(said["detail"]["conflicts"][0].values()) > {"text"}, "--ours" in said["hint"]) == (True, False)
+    assert "; markers_left: edit it in the sandbox" in said["hint"]
+    world.inside(fork, "seq 9 | sed s/5/both/ > text; echo settled > added")
     assert set(world.refused("promote", fork)) == {"gone"}, "nothing marks it, and nobody has settled it"
     world.promote(fork, "--ours", "gone")
     assert (world.text("text"), world.text("both")) == ("1\n2\n3\n4\nboth\n6\n7\n8\n9\n", "one\n2\n3\n4\n5\n6\n7\n8\nnine\n")
-    assert (world.text("gone"), world.text("fine")) == ("2\n", "fine\n")
+    assert (world.text("gone"), world.text("fine"), world.text("added")) == ("2\n", "fine\n", "settled\n")
     # what reality does after the fork was made counts as well
     other = world.made("echo here > fine")
     world.real("echo there > fine")
@@ -583,7 +595,10 @@ def test_undo(person: Person) -> None:
     world.real("sed -i s/9/nine/ text; echo edited > new; echo 2 > other")
     assert world.refused("undo") == {"new": "deleted_here", "other": "text_conflict"}
     said = world.undo("--dry-run", code=3)
-    assert {one["path"] for one in said["conflicts"]} == {"new", "other"}
+    assert {one["path"]: one["sentence"] for one in said["conflicts"]} == {
+        "new": "made by the promotion, changed since",
+        "other": "lines that the promotion changed were changed again since",
+    }
     for option in ("--ours", "--theirs"):
         assert world.undo(option, "text", code=2)["code"] == "no_such_conflict"
     undone = world.undo("--theirs", "new", "--ours", "other")
@@ -673,13 +688,18 @@ def test_commits_become_a_branch_and_nothing_else_of_the_repository_moves(person
     assert world.git("log", "-1", "--format=%s", branch) == "third"
     assert world.promote(box, "--branch", "mine")["commits"]["branch"] == "mine"
     assert world.git("log", "-1", "--format=%s", "mine") == "fourth"
-    for name, code, status in (("no..name", "bad_branch", 2), ("main", "branch_checked_out", 3), ("taken", "branch_exists", 3)):
-        if name == "taken":
-            world.real("git branch taken $(git commit-tree -m x HEAD^{tree})")
-        known = world.git("for-each-ref")
+    world.real("git branch taken $(git commit-tree -m x HEAD^{tree})")
+    known = world.git("for-each-ref")
+    for name, code, status in (
+        ("no..name", "bad_branch", 2),
+        ("main", "branch_checked_out", 3),
+        ("taken", "branch_exists", 3),
+        ("taken/below", "branch_exists", 3),
+    ):
         said = world.promote(box, "--branch", name, code=status)
         assert (said["code"], repr(name) in said["message"]) == (code, True)
-        assert world.git("for-each-ref") == known
+        assert world.promote(box, "--branch", name, "--dry-run", code=status) == said, "a dry run knows it before"
+    assert world.git("for-each-ref") == known
 
 
 def test_checkout_and_back(person: Person) -> None:
@@ -760,8 +780,12 @@ def test_other_repositories(person: Person) -> None:
     world.promote(box)
     assert world.git("log", "--format=%s", f"elsewhere/{box}") == "on-the-side\ndetached\nfirst"
     assert (world.project / ".git" / "HEAD").read_text().strip() == world.git("rev-parse", "main")
-    # below the top of a repository: its files are moved, and the repository above is not its own
+    # below the top of a repository: git finds it inside; its files are moved, and the repository above is not its own
     box = world.made("echo 3 > deep", "--project", str(world.project / "src"))
+    asking = "git status --short -- .; git log --format=%s main"
+    assert world.inside(box, asking) == "?? deep\nfirst"
+    unset = person.elsewhere("exec", box, "--env", "GIT_DISCOVERY_ACROSS_FILESYSTEM=0", "-c", asking)
+    assert "not a git repository" in unset.stderr, "whoever sets it has the last word"
     done = world.promote(box)
     assert (done["applied"], done["commits"], world.text("src/deep")) == (["deep"], None, "3\n")
     bare = person.place / "bare"

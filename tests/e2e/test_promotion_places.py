@@ -33,6 +33,7 @@ def test_what_is_mounted_below_a_project_is_like_a_live_base(root: Person, base:
         for name in gone edited kept; do echo one > mounted/$name; done; git add mounted/kept; git commit -qm kept; sleep 0.1
         e create --name box {" ".join(base)} > /dev/null
         e exec box -c 'rm mounted/gone; echo two >> mounted/edited; echo new > mounted/made'
+        e drift --json box
         e promote --json box
         e promote --json box
         (cd mounted; grep . *)
@@ -43,7 +44,8 @@ def test_what_is_mounted_below_a_project_is_like_a_live_base(root: Person, base:
         """
     )
     assert done.returncode == 0, done.stderr
-    first, again, *rest = done.stdout.splitlines()
+    drift, first, again, *rest = done.stdout.splitlines()
+    assert (json.loads(drift)["drift"]["changed"], json.loads(drift)["drift"]["overlapping"]) == ([], [])
     found, nothing = json.loads(first)["promotion"], json.loads(again)["promotion"]
     assert (found["applied"], found["deleted"]) == (["mounted/edited", "mounted/made"], ["mounted/gone"])
     assert (nothing["applied"], nothing["deleted"]) == ([], [])

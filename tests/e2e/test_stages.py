@@ -214,7 +214,10 @@ def test_after_a_refresh_it_goes_on_from_the_new_base(person: Person) -> None:
 
 
 def test_a_check_that_fails_before_leaves_the_stage_and_what_follows_untouched(person: Person) -> None:
-    world = World(person)
+    asking = (
+        f"{person.python} -Ic \"import urllib.request as r; r.urlopen('http://refused.test/')\"; ! grep -rn staging-hates src"
+    )
+    world = World(person, STAGES.replace('"! grep -rn staging-hates src"', json.dumps(asking)))
     tip, production = world.tip(), plain(world.production)
     world.made("echo '# staging-hates this' >> src/app.py")
     error = world.promote("--to", "production", code=4)["error"]
@@ -227,6 +230,11 @@ def test_a_check_that_fails_before_leaves_the_stage_and_what_follows_untouched(p
     assert shown["status"] == "failed"
     (bad,) = [one for one in shown["checks"] if one["exit_code"]]
     assert "staging-hates this" in Path(bad["stdout"]).read_text()
+    assert [(one["kind"], one["what"], one["rule"]) for one in bad["denials"]] == [
+        ("network", "refused.test:80", "nothing allows it")
+    ]
+    said = person.elsewhere("promotions", "show", shown["id"], check=True).stdout
+    assert "      denied refused.test:80: nothing allows it → " in said
     patch = (person.state / "journal" / shown["id"] / "change.patch").read_text()
     assert "+# staging-hates this" in patch
     inside = person.elsewhere("exec", bad["sandbox"], "--", "cat", "src/app.py")

@@ -468,6 +468,8 @@ for name in ('opened', 'narrowed'):
     pieces = [Piece(place + '/there', path, before(path), after(path)) for path in (name, name + '/new')]
     found = plan(pieces)
     print(name, *(one.path for one in found.operations), *(one.reason for one in found.conflicts))
+piece = Piece(place + '/there', 'shut/gone/new', None, after('shut/gone/new'))
+print(*(one.reason for chosen in (Choices(), Choices(ours=('**',))) for one in plan([piece], chosen).conflicts))
 """
 
 
@@ -482,6 +484,8 @@ def test_what_cannot_be_read_or_written_is_a_conflict(place: Path) -> None:
             (place / tree / name).chmod(0o644)
     for name in ("shut", "opened", "narrowed"):
         (place / "here" / name / "new").write_text("new")
+    (place / "here/shut/gone").mkdir()
+    (place / "here/shut/gone/new").write_text("new")
     (place / "here" / "opened").chmod(0o755)
     (place / "here" / "narrowed").chmod(0o500)
     for name in ("sticky/file", "sticky/mine"):
@@ -509,6 +513,7 @@ def test_what_cannot_be_read_or_written_is_a_conflict(place: Path) -> None:
         "strange-mode not_permitted",
         "opened opened opened/new",
         "narrowed narrowed not_permitted",
+        "parent_gone not_permitted",
     ]
 
 

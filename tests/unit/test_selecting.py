@@ -600,6 +600,17 @@ def test_what_lies_where_reality_has_its_hooks_is_marked(project: Project, monke
     assert dict(marks(new, str(project.real)))[f"{project.real}/own/commit-msg"] == hook
 
 
+def test_hooks_of_a_repository_above_may_lie_in_the_project(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(part.top))  # a home directory that is kept in git has hooks as well
+    new = [added(f"{part.real}/{name}") for name in ("hooks/pre-commit", "hook")]
+    assert marks(new, str(part.real)) == []
+    git(part.top, "config", "core.hooksPath", os.path.relpath(part.real / "hooks", part.top))
+    wanted = [(f"{part.real}/hooks/pre-commit", "git runs it as a hook")]
+    assert marks(new, str(part.real)) == wanted
+    git(part.real, "init", "-q")
+    assert marks(new, str(part.real)) == wanted, "they run for whoever commits above, too"
+
+
 def test_what_counts_in_a_repository_in_the_open_is_marked(project: Project) -> None:
     """Git in such a directory runs what its configuration names."""
     git(project.place, "init", "-q", "--bare", str(project.place / "bare"))

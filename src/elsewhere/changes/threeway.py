@@ -33,7 +33,7 @@ from elsewhere.errors import Broken
 from elsewhere.storage import git
 from elsewhere.values import dataclass
 
-__all__ = ["LARGEST", "Decision", "conflict", "decide", "decide_without_base", "equal", "merge_text"]
+__all__ = ["LARGEST", "Decision", "conflict", "decide", "decide_without_base", "equal", "merge_text", "sentence_of_undo"]
 
 LARGEST = 16 << 20  # of a text that is merged
 _CHUNK = 1 << 18
@@ -62,6 +62,23 @@ _SENTENCES = {
     "case_collision": "reality takes the name for that of something else: there, upper and lower case are the same",
 }
 
+# Where a promotion is taken back: it is what both began with, and the sandbox has no part in it.
+_SENTENCES_OF_UNDO = {
+    "deleted_here": "made by the promotion, changed since",
+    "deleted_there": "changed by the promotion, deleted since",
+    "both_added": "deleted by the promotion, made again since, with different contents",
+    "type_changed": "what the promotion replaced and what is there now are not both a file, a directory or a link",
+    "links_differ": "a link that the promotion changed, and that was changed again since",
+    "modes_differ": "the promotion gave it other permissions, and it was given others since",
+    "binary": "changed by the promotion and again since, and it is no text that could be merged",
+    "too_large": "changed by the promotion and again since, and too large to be merged",
+    "text_conflict": "lines that the promotion changed were changed again since",
+    "no_base": "changed since the promotion, and what the promotion left there is not known",
+    "parent_gone": "the directory that it was in was deleted since the promotion",
+    "parent_replaced": "the directory that it was in is not a directory any more",
+    "not_empty": "made or changed by the promotion, and it holds something that the promotion did not put there",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -88,7 +105,7 @@ def decide(base: Side | None, ours: Side | None, theirs: Side | None, *, largest
     if ours is None or theirs is None:
         return conflict("deleted_here" if ours is None else "deleted_there")
     if base is None and ours.type == theirs.type:
-        return conflict("modes_differ" if ours.type == "directory" else "both_added")
+        return conflict("modes_differ") if ours.type == "directory" else conflict("both_added", _both(ours, theirs, largest))
     if base is None:
         return conflict("type_changed")
     if not base.type == ours.type == theirs.type:
@@ -143,6 +160,18 @@ def _files(base: Side, ours: Side, theirs: Side, mode: int, largest: int) -> Dec
     return Decision("merged", merged, mode) if clean else conflict("text_conflict", merged)
 
 
+def _both(ours: Side, theirs: Side, largest: int) -> bytes | None:
+    """Two texts where there was nothing, marked as if that had been an empty one. None: they are no text, or too large, or there
+    would be no mark, since one is empty or only the modes differ."""
+    if ours.type != "file" or max(ours.size, theirs.size) > largest:
+        return None
+    here, there = _content(ours, largest), _content(theirs, largest)
+    if here is None or there is None or b"\0" in here or b"\0" in there:
+        return None
+    marked, clean = merge_text(b"", here, there)
+    return None if clean else marked
+
+
 def _taken(side: Side, mode: int, largest: int, whole: Decision) -> Decision:
     """One side's content with the merged mode."""
     if side.mode == mode:
@@ -160,6 +189,12 @@ def _mode(base: int, ours: int, theirs: int) -> int | None:
 def conflict(reason: str, content: bytes | None = None) -> Decision:
     """One of the reasons above; from `parent_gone` on, only those can see them who look at more than one path."""
     return Decision("conflict", content, None, reason, _SENTENCES[reason])
+
+
+def sentence_of_undo(decision: Decision) -> str:
+    """The same conflict, between a promotion that is taken back and what is there now; what was said behind it is kept."""
+    usual = _SENTENCES[decision.reason]
+    return _SENTENCES_OF_UNDO.get(decision.reason, usual) + decision.sentence.removeprefix(usual)
 
 
 def _same_content(one: Side, other: Side) -> bool:

@@ -14,6 +14,7 @@ from elsewhere.operations.documents.common import name
 from elsewhere.operations.documents.sandboxes import sandbox_document
 from elsewhere.operations.earlier import named
 from elsewhere.operations.promoting import Asked
+from elsewhere.promotion.settling import NOT_BY_OURS
 from elsewhere.sandbox.keeping.callers import Signals
 
 __all__ = ["add", "agree_of", "show_done", "thinks"]
@@ -143,11 +144,15 @@ def _resolve(arguments: argparse.Namespace, asked: Asked) -> int:
         print_json({"sandbox": sandbox_document(made), "conflicts": conflicts})
         return 0
     for one in ready.plan.conflicts:
-        how = "both versions are marked in it" if one.content is not None else "change it, or --ours or --theirs"
+        how = "both versions are marked in it" if one.content is not None else _how(one.reason)
         print(f"   ! {show.safe(named(one.root, one.path, made.project))}: {show.safe(one.sentence)}; {how}", file=sys.stderr)
     show.remark(f"settle {units.count(len(ready.plan.conflicts), 'conflict')} in {made.id}, then promote it")
     print(made.id)
     return 0
+
+
+def _how(reason: str) -> str:
+    return NOT_BY_OURS.get(reason, "change it, or --ours") + ("" if reason == "markers_left" else ", or --theirs")
 
 
 def agree_of(arguments: argparse.Namespace) -> promoting.Agree | None:
@@ -274,3 +279,5 @@ def _print_check(check: dict[str, Any]) -> None:
     print(f"   {where}: {show.safe(check['command'])}: exit {check['exit_code']}")
     for line in check["said"].splitlines()[-_SHOWN_LINES:]:
         print(f"      {show.safe(line)}")
+    for one in check.get("denials", ()):  # a command that was run again in reality has none
+        print(show.paint(f"      {show.denial(one)}", "33", sys.stdout))

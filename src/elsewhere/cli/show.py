@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # whoever has a result has loaded what made it
 
 __all__ = [
     "MARKS",
+    "denial",
     "denials",
     "doctor",
     "error",
@@ -123,12 +124,13 @@ def executed(result: ExecResult) -> None:
 def denials(found: Iterable[dict[str, Any]]) -> None:
     """A line for each thing that was refused, and what would allow it."""
     for one in found:
-        count = f", {one['count']} times" if one["count"] > 1 else ""
-        allow = f" → {one['how_to_allow']}" if one["how_to_allow"] else ""
-        print(
-            paint(f"elsewhere: denied {safe(one['what'])}{count}: {safe(one['rule'])}{safe(allow)}", "33", sys.stderr),
-            file=sys.stderr,
-        )
+        print(paint(f"elsewhere: {denial(one)}", "33", sys.stderr), file=sys.stderr)
+
+
+def denial(one: dict[str, Any]) -> str:
+    count = f", {one['count']} times" if one["count"] > 1 else ""
+    allow = f" → {one['how_to_allow']}" if one["how_to_allow"] else ""
+    return f"denied {safe(one['what'])}{count}: {safe(one['rule'])}{safe(allow)}"
 
 
 def top(found: Top, *, again: bool) -> None:

@@ -20,6 +20,7 @@ from elsewhere.operations.files import files_of
 from elsewhere.operations.projects import find_project
 from elsewhere.promotion.applying import Operation
 from elsewhere.promotion.deploying import CAP
+from elsewhere.sandbox import denials
 from elsewhere.sandbox.access.descriptors import aside, inherit_owner, naming
 from elsewhere.sandbox.access.files import Files
 from elsewhere.sandbox.keeping import commands
@@ -77,7 +78,7 @@ def _run(box: Live, line: str, outputs: str, confined: Confined) -> dict[str, An
     with journaled(box, "exec", argv, directory) as request, open(os.devnull, "rb") as nothing:
         spec = box.spec(argv, directory, (), confined.settings["env.pass"], timeout=box.timeout(None), request=request.id)
         outcome = commands.captured(box.control, spec, nothing.fileno(), cap=CAP)
-    return _told(line, outcome, outputs, at)
+    return _told(line, outcome, outputs, at) | {"denials": denials.of_command(box.record, outcome.denied, argv, outcome.stderr)}
 
 
 def _told(line: str, outcome: Outcome, outputs: str, at: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from elsewhere.changes.model import Changes, Side
 from elsewhere.changes.sides import Sides, sides_of
 from elsewhere.clock import Clock, wall
 from elsewhere.errors import ElsewhereError
+from elsewhere.linux import mountinfo
 from elsewhere.operations import sandboxes
 from elsewhere.operations.projects import find_project
 from elsewhere.paths import is_within
@@ -33,7 +34,7 @@ from elsewhere.storage.state import State
 from elsewhere.storage.trees import open_beneath
 from elsewhere.values import dataclass
 
-__all__ = ["copies_of", "drift", "drift_of", "glance", "noticed", "remembered", "witness_of"]
+__all__ = ["copies_of", "drift", "drift_of", "glance", "live_in", "noticed", "remembered", "witness_of"]
 
 _YOUNG_S = 300.0  # nobody has to be told that reality moved on within minutes
 _MOST_TOUCHED = 2000
@@ -104,6 +105,18 @@ def copies_of(state: State, found: Record) -> Sides:
     return _Based(state, found).copies()
 
 
+def live_in(found: Record) -> list[str]:
+    """What stayed live in a base that was captured, relative to the project: what was left out of it, and what is mounted below
+    the project and shows reality there, each with a layer of its own. Not what the base has no directory for: inside it is not
+    mounted, and what is there is the sandbox's."""
+    project, captured = found.project, sides_of(list(found.base.get("layers", ())))
+    known = {mount.target for mount in mountinfo.read()}
+    places = _inside((layer["at"] for layer in found.layers if layer["at"] in known), project)
+    sides = [(place, captured(place)) for place in places]
+    mounted = [place for place, side in sides if side is not None and side.type == "directory"]
+    return [*_inside(found.base.get("live", ()), project), *mounted]
+
+
 def witness_of(state: State, found: Record) -> Witness:
     """Who can tell whether reality changed a path of the project since the sandbox's base."""
     base = _Based(state, found)
@@ -152,7 +165,7 @@ class _Based:
         if self.layers:
             since = self.at_ns if self.record.base["kind"] == "pinned" else None
             contents = Compared(sides_of(self.layers), reality, self.project, since)
-            return _Partly(contents, dated, tuple(_inside(self.record.base.get("live", ()), self.project)))
+            return _Partly(contents, dated, tuple(live_in(self.record)))
         known = self.known
         return dated if known is None else Listed(known, self.project, self.copies(), reality)
 
@@ -176,6 +189,9 @@ class _Based:
         found = {*drifts.changed_since(fresh, self.at_ns), *missing}
         if self.record.base["kind"] == "commit":
             found |= {*(self._between(head)), *checkouts.dirty(self.project)}
+            # Git looks into what is mounted below the project, and that is no part of the base.
+            apart = (*fresh.mounts, *_inside((mount.target for mount in mountinfo.read()), self.project))
+            found = {path for path in found if not any(is_within(path, place) for place in apart)}
         return {path for path in found if not drifts.is_repository_path(path)}
 
     def missing(self, head: str | None) -> frozenset[str]:

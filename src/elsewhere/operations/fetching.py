@@ -29,7 +29,7 @@ from elsewhere.storage.scratch import scratch
 from elsewhere.storage.state import State
 from elsewhere.values import dataclass
 
-__all__ = ["Bundle", "bundled", "coming", "fetch"]
+__all__ = ["Bundle", "bundled", "coming", "fetch", "foresee"]
 
 _PATIENCE_S = 300.0
 
@@ -77,6 +77,11 @@ def coming(bundle: Bundle, sandbox_id: str, branch: str | None) -> dict[str, Any
             name += "-"
         others[ref] = name
     return {**asdict(found), "inside": found.branch, "branch": branch, "others": others}
+
+
+def foresee(bundle: Bundle, found: dict[str, Any]) -> None:
+    """Refuse what `fetch` would refuse; `found` is what is `coming`."""
+    commits.foresee(bundle.project, bundle.path, bundle.answer, {found["ref"]: found["branch"], **found["others"]})
 
 
 def fetch(promotion: Promotion, bundle: Bundle, branch: str | None, *, checkout: bool) -> None:

@@ -12,13 +12,12 @@ What a sandbox moved to reality before is no difference to it any more: a path g
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 
 from elsewhere.changes.drift import TICK_NS, Dated, Witness
 from elsewhere.changes.model import Change, Side
 from elsewhere.changes.sides import Sides, sides_of
 from elsewhere.changes.threeway import equal
-from elsewhere.linux import mountinfo
 from elsewhere.operations import drifting, earlier
 from elsewhere.paths import is_within
 from elsewhere.promotion.pieces import Piece
@@ -112,23 +111,13 @@ def _owner_of(found: Record) -> Callable[[Side], tuple[int, int] | None]:
     return owner
 
 
-def _mounted(found: Record, captured: Sides) -> list[str]:
-    """What is mounted below the project and shows reality there, each with a layer of its own. Not what the base has no directory
-    for: inside it is not mounted, and what is there is the sandbox's."""
-    project, known = found.project, {mount.target for mount in mountinfo.read()}
-    places = [layer["at"] for layer in found.layers if layer["at"].startswith(f"{project}/") and layer["at"] in known]
-    sides = [(place, captured(os.path.relpath(place, project))) for place in places]
-    return [place for place, side in sides if side is not None and side.type == "directory"]
-
-
 class _Base:
     def __init__(self, state: State, found: Record) -> None:
         layers = list(found.base.get("layers", ()))
         self._captured = sides_of(layers) if layers else None
-        live = [] if self._captured is None else [*found.base.get("live", ()), *_mounted(found, self._captured)]
-        self._open = [os.path.relpath(place, found.project) for place in live]
+        self._open = [] if self._captured is None else drifting.live_in(found)
         self._state = state
-        self._record = replace(found, base={**found.base, "live": live})
+        self._record = found
         self._looked: _Live | None = None
 
     def captured(self, path: str) -> tuple[Side | None] | None:

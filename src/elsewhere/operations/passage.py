@@ -26,6 +26,7 @@ from elsewhere.promotion import applying, branches, deploying, freezing, plannin
 from elsewhere.promotion.pieces import Piece
 from elsewhere.promotion.planning import Choices, Plan
 from elsewhere.promotion.records import Promotion
+from elsewhere.promotion.settling import next_steps
 from elsewhere.promotion.stages import LEFT, Branch, Deploy, Directory, Stage
 from elsewhere.storage import scanning
 from elsewhere.storage.scratch import scratch
@@ -98,7 +99,11 @@ class Passage:
             raise Conflict(
                 "promotion_conflict",
                 f"{count} between the change and {self._stage.target.words()} at the stage {self._stage.name!r}",
-                hint="--ours PATH takes the sandbox's, --theirs PATH leaves what is there",
+                hint=next_steps(
+                    (one.reason for one in plan.conflicts),
+                    "--ours PATH takes the sandbox's",
+                    "--theirs PATH leaves what is there",
+                ),
                 detail={"conflicts": self._entry["conflicts"]},
             )
         return plan

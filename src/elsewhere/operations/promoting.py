@@ -35,6 +35,7 @@ from elsewhere.promotion.pieces import Piece
 from elsewhere.promotion.planning import Choices, Plan
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.selecting import Selection
+from elsewhere.promotion.settling import next_steps
 from elsewhere.promotion.stages import Stage, ahead
 from elsewhere.sandbox import contents
 from elsewhere.sandbox.live import Live
@@ -141,7 +142,10 @@ def promote(wanted: str, asked: Asked, box: Live | None = None, tell: Callable[[
                     heads.check(found.project, bundle.base_head)
                 foreseen = staging.foreseen(state, found, ready.pieces, stages, to, Choices(asked.ours, asked.theirs))
                 come = None if bundle is None else fetching.coming(bundle, found.id, asked.branch)
-                return Promoted(ready, None, come, foreseen)
+                told = Promoted(ready, None, come, foreseen)
+                if bundle is not None and come is not None and not told.is_refused:
+                    fetching.foresee(bundle, come)
+                return told
             _refuse_conflicts(ready, [one for one in ready.plan.conflicts if not stages or one.reason == "markers_left"])
             _agreed(ready.marked, asked.agree)
             if not stages:
@@ -239,8 +243,14 @@ def _refuse_conflicts(ready: Prepared, conflicts: Sequence[planning.Conflicting]
     raise Conflict(
         "promotion_conflict",
         f"{units.count(len(conflicts), 'conflict')} between the sandbox {found.id!r} and reality; nothing was done",
-        hint=f"elsewhere promote {found.id} --ours PATH takes the sandbox's, --theirs PATH leaves reality's, --path GLOB takes a "
-        "part, --resolve makes a sandbox to settle them in",
+        hint=f"elsewhere promote {found.id} "
+        + next_steps(
+            (one.reason for one in conflicts),
+            "--ours PATH takes the sandbox's",
+            "--theirs PATH leaves reality's",
+            "--path GLOB takes a part",
+            fork="--resolve makes a sandbox to settle them in",
+        ),
         detail={"conflicts": [conflict_document(one, found.project) for one in conflicts]},
     )
 

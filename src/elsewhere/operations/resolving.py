@@ -1,9 +1,10 @@
 """`promote --resolve`: a fork in which conflicts are settled, by whoever works in it.
 
-It has what the sandbox had; what could be merged is merged in it, and where the same lines were changed, both versions are
-marked. It knows what reality had just then at those paths (its *basis*), so that what it has there in the end is taken when it is
-promoted. Marks that are left in a file are a conflict (`earlier.left_marked`), so that they never reach reality. What cannot be
-marked (a file that one side deleted, a binary one) stays a conflict until the fork has something else there, or somebody chooses.
+It has what the sandbox had; what could be merged is merged in it, and where the same lines were changed, or both made a text,
+both versions are marked. It knows what reality had just then at those paths (its *basis*), so that what it has there in the end
+is taken when it is promoted. Marks that are left in a file are a conflict (`earlier.left_marked`), so that they never reach
+reality. What cannot be marked (a file that one side deleted, a binary one) stays a conflict until the fork has something else
+there, or somebody chooses.
 """
 
 import os

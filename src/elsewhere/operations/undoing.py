@@ -11,6 +11,7 @@ from elsewhere.promotion import applying, heads, planning, records, replaying, r
 from elsewhere.promotion.pieces import Piece
 from elsewhere.promotion.planning import Choices, Plan
 from elsewhere.promotion.records import Promotion
+from elsewhere.promotion.settling import next_steps
 from elsewhere.storage.state import State
 from elsewhere.values import dataclass
 
@@ -126,7 +127,10 @@ def _conflicting(original: Promotion, plan: Plan) -> Conflict:
     return Conflict(
         "undo_conflict",
         f"{count} with what reality changed since the promotion {original.id!r}; nothing was done",
-        hint=f"elsewhere undo {original.id} --ours PATH takes it back even so, --theirs PATH leaves it as it is",
+        hint=f"elsewhere undo {original.id} "
+        + next_steps(
+            (one.reason for one in plan.conflicts), "--ours PATH takes it back even so", "--theirs PATH leaves it as it is"
+        ),
         detail={"conflicts": [promoting.conflict_document(one, original.project) for one in plan.conflicts]},
     )
 

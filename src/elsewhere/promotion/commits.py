@@ -17,7 +17,7 @@ Not here: running something in a sandbox; HEAD and index (`heads.py`). An undo l
 from collections.abc import Mapping
 
 from elsewhere.errors import Conflict, Refused, UsageError
-from elsewhere.promotion.quarantine import quarantine
+from elsewhere.promotion.quarantine import Room, quarantine
 from elsewhere.promotion.repository import Repository, failed, is_name, is_sha, repository_of, words_of
 from elsewhere.values import dataclass
 
@@ -29,6 +29,7 @@ __all__ = [
     "Submodule",
     "default_branch",
     "fetch",
+    "foresee",
     "inside_script",
     "known",
     "look",
@@ -254,30 +255,52 @@ def fetch(
     largest: int = LARGEST,
 ) -> Fetched:
     """Make the branch, or move it forward. Either it is there afterwards, with everything that it leads to, or no ref changed."""
-    if not is_name(branch) or branch.startswith("refs/"):  # git would take it, and everybody would read something else in it
-        hint = f"leave out {_HEADS}" if branch.startswith(_HEADS) else "git help check-ref-format tells which are"
-        raise UsageError("bad_branch", f"{branch!r} is no name for a branch", hint=hint)
+    _refuse_bad(branch)
     repository = repository_of(project)
     _, new = _asked(answer, ref)
     with quarantine(repository, bundle, answer.refs, largest) as room:
-        old = _found(repository, branch)
+        old = _movable(repository, room, branch, new)
         if old == new:
             return Fetched(branch, old, new, 0)
-        tree = repository.checked_out().get(_HEADS + branch)
-        if tree is not None:
-            raise Conflict(
-                "branch_checked_out",
-                f"the branch {branch!r} is checked out at {tree!r}, so that it cannot be moved",
-                hint="name another one with --branch, or switch to another branch there",
-                detail={"branch": branch, "worktree": tree},
-            )
-        if old is not None and not room.leads_to(old, new):
-            raise _exists(branch, f"there is a branch {branch!r} with commits that the sandbox does not have")
         count = room.count(new)
         if count:
             room.hand_over()
         _set(repository, branch, old, new)
     return Fetched(branch, old, new, count)
+
+
+def foresee(project: str, bundle: str, answer: Answer, branches: Mapping[str, str], *, largest: int = LARGEST) -> None:
+    """Refuse what `fetch` would refuse; `branches` by the refs that would go into them."""
+    for branch in branches.values():
+        _refuse_bad(branch)
+    repository = repository_of(project)
+    with quarantine(repository, bundle, answer.refs, largest) as room:
+        for ref, branch in branches.items():
+            _movable(repository, room, branch, _asked(answer, ref)[1])
+
+
+def _refuse_bad(branch: str) -> None:
+    if not is_name(branch) or branch.startswith("refs/"):  # git would take it, and everybody would read something else in it
+        hint = f"leave out {_HEADS}" if branch.startswith(_HEADS) else "git help check-ref-format tells which are"
+        raise UsageError("bad_branch", f"{branch!r} is no name for a branch", hint=hint)
+
+
+def _movable(repository: Repository, room: Room, branch: str, new: str) -> str | None:
+    """What the branch is now; refused if it cannot be made, or moved to `new`."""
+    old = _found(repository, branch)
+    if old == new:
+        return old
+    tree = repository.checked_out().get(_HEADS + branch)
+    if tree is not None:
+        raise Conflict(
+            "branch_checked_out",
+            f"the branch {branch!r} is checked out at {tree!r}, so that it cannot be moved",
+            hint="name another one with --branch, or switch to another branch there",
+            detail={"branch": branch, "worktree": tree},
+        )
+    if old is not None and not room.leads_to(old, new):
+        raise _exists(branch, f"there is a branch {branch!r} with commits that the sandbox does not have")
+    return old
 
 
 def _asked(answer: Answer, ref: str | None) -> tuple[str, str]:

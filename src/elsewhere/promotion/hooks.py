@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from elsewhere.errors import Unavailable
-from elsewhere.storage import checkouts, git
+from elsewhere.storage import checkouts, git, repositories
 
 __all__ = ["hooks_of", "runs_in_repositories"]
 
@@ -19,8 +19,13 @@ _NAMES = frozenset(_MADE_OF + _RUN)
 
 
 def hooks_of(project: str) -> set[str]:
-    """The directories that `core.hooksPath` names, in the repository's configuration, the user's, or the machine's."""
-    places = checkouts.git_places(project)
+    """The directories that `core.hooksPath` names, in the repository's configuration, the user's, or the machine's; and so for
+    each repository that the project lies in, whose hooks may lie in the project."""
+    return {place for top in repositories.tops(project) for place in _hooks_of(top)}
+
+
+def _hooks_of(top: str) -> set[str]:
+    places = checkouts.git_places(top)
     if places is None:
         return set()
     home = os.path.expanduser("~")
@@ -35,7 +40,7 @@ def hooks_of(project: str) -> set[str]:
             return set()  # without git nobody runs them
         pairs = zip(said[::2], said[1::2], strict=False)
         found |= {os.fsdecode(value) for scope, value in pairs if scope != b"command" and value}  # the last one is our own
-    return {os.path.normpath(os.path.join(project, value)) for value in found}
+    return {os.path.normpath(os.path.join(top, value)) for value in found}
 
 
 def runs_in_repositories(paths: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,6 @@ The repository may be one that the project is a part of: then its lists above th
 paths from its top.
 """
 
-import contextlib
 import os
 import stat
 import tempfile
@@ -18,6 +17,7 @@ from collections.abc import Collection, Mapping
 from elsewhere.changes.model import Side
 from elsewhere.changes.sides import sides_of
 from elsewhere.errors import Broken
+from elsewhere.paths import is_within
 from elsewhere.storage import checkouts, git, repositories
 
 __all__ = ["LIST", "ignored_of"]
@@ -47,26 +47,13 @@ def ignored_of(paths: Collection[str], project: str, lists: Mapping[str, Side | 
 
 
 def _repository(project: str) -> tuple[str, tuple[str, str] | None]:
-    """The top of the repository that the project is, or is a part of, and where it lies; without one, the project itself. Git
-    looks for it like that; what a stranger put into a directory above, such as /tmp, does not count, nor a home directory that is
-    kept in git."""
-    if repositories.look(project) is not None:
-        return project, checkouts.git_places(project)
-    with contextlib.suppress(OSError):
-        about = os.stat(project)
-        ends, place = ("/", os.path.realpath(os.path.expanduser("~"))), os.path.dirname(project)
-        while place not in ends and os.stat(place).st_dev == about.st_dev:
-            if _is_trusted(os.path.join(place, ".git"), about.st_uid) and repositories.look(place) is not None:
-                return place, checkouts.git_places(place)
-            place = os.path.dirname(place)
-    return project, None
-
-
-def _is_trusted(pointer: str, owner: int) -> bool:
-    try:
-        return os.lstat(pointer).st_uid in (0, os.geteuid(), owner)
-    except FileNotFoundError:
-        return False
+    """The top of the repository that the project is, or is a part of, and where it lies; without one, the project itself. A home
+    directory that is kept in git does not count, nor what is above it."""
+    top = next(repositories.tops(project), project)
+    home = os.path.realpath(os.path.expanduser("~"))
+    if top != project and (top == "/" or (is_within(project, home) and is_within(home, top))):
+        return project, None
+    return top, checkouts.git_places(top)
 
 
 def _ignored(paths: Collection[str], top: str, places: tuple[str, str] | None, lists: Mapping[str, Side | None]) -> set[str]:

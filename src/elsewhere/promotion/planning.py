@@ -38,6 +38,7 @@ from elsewhere.errors import UsageError
 from elsewhere.paths import is_within
 from elsewhere.promotion.applying import Operation
 from elsewhere.promotion.pieces import Piece
+from elsewhere.promotion.settling import NOT_BY_OURS
 from elsewhere.promotion.targets import Target
 from elsewhere.values import dataclass
 
@@ -45,7 +46,6 @@ __all__ = ["Choices", "Chosen", "Conflicting", "Plan", "fitting", "leads_outside
 
 _LOOKS = 3  # at a file that goes or comes while it is read
 _MOST_NAMED = 3
-_NOT_OURS_TO_SETTLE = ("not_permitted", "not_a_file", "case_collision", "parent_replaced", "not_empty")
 _NEW_DIRECTORY = stat.S_IFDIR | 0o755  # of one that reality deleted, and that has to be there again
 
 Choice = Literal["ours", "theirs"]
@@ -188,7 +188,7 @@ class _Settling:
         self.outcomes: dict[str, _Outcome] = {}
         self.made: dict[str, Piece] = {}  # directories that have to be there again, with what they are needed for
         self._choose = choose
-        self._restoring = restoring
+        self.restoring = restoring
         self._parents = Parents(self._will_be, lambda _: True)
 
     def run(self) -> "_Settling":
@@ -239,11 +239,15 @@ class _Settling:
             return
         if any(side is not None and side.type == "other" for side in (piece.after, reality)):
             yield threeway.conflict("not_a_file")
-        if not self._restoring and leads_outside(piece.path, piece.after, piece.root):
+        if not self.restoring and leads_outside(piece.path, piece.after, piece.root):
             yield threeway.conflict("link_outside")
         if any(other != path and self._choose(other) != "theirs" for other in self.looked.colliding.get(path, ())):
             yield threeway.conflict("case_collision")
-        if (parent is None or piece.after is None) and not self._permitted(path, seen):
+        if parent is None or piece.after is None:
+            permitted = self._permitted(path, seen)
+        else:  # a directory that is gone would be made again
+            permitted = parent != "parent_gone" or self._may_write_above(path)
+        if not permitted:
             yield threeway.conflict("not_permitted")
 
     def _is_open(self, path: str) -> bool:
@@ -260,8 +264,8 @@ class _Settling:
             return self._choose.exactly(path)
         if reason == "parent_gone":
             missing = [above for above in _above(path) if self._will_be(above) is None]
-            return not any(above in self.looked.pieces for above in missing) and self._may_write_above(path)
-        return reason not in _NOT_OURS_TO_SETTLE
+            return not any(above in self.looked.pieces for above in missing)
+        return reason not in NOT_BY_OURS
 
     def _make_parents(self, path: str, piece: Piece) -> None:
         for above in _above(path):
@@ -449,7 +453,8 @@ def _write(settled: _Settling, result: Plan) -> None:
         elif outcome.kind == "conflict":
             assert outcome.decision is not None, "a conflict has a reason"
             decision = outcome.decision
-            result.conflicts.append(Conflicting(target.root, path, decision.reason, decision.sentence, decision.content))
+            sentence = threeway.sentence_of_undo(decision) if settled.restoring else decision.sentence
+            result.conflicts.append(Conflicting(target.root, path, decision.reason, sentence, decision.content))
         elif outcome.kind != "waits":
             (result.same if outcome.kind == "same" else result.kept).append(name)
     result.operations += sorted(operations, key=_turn)

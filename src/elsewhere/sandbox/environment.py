@@ -45,10 +45,13 @@ def compose(
     identity: Mapping[str, str],
     network: str = "host",
     redirected: bool = True,
+    within_repository: bool = False,
 ) -> Environment:
     """`asked` are `--env` and `--env-file` (None: the caller's own value); `passed` are names from settings. `redirected`:
-    connections of programs that know no proxy find ours all the same."""
+    connections of programs that know no proxy find ours all the same. `within_repository`: the project is a part of one."""
     chosen = {name: value for name, value in caller.items() if _is_passed(name)}
+    if within_repository:
+        chosen["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"  # the project is a mount inside, at which git would stop looking
     chosen |= _proxies(caller, network)
     if network == "allow" and not redirected:
         chosen["GIT_SSH_COMMAND"] = f"ssh -o ProxyCommand='{shlex.quote(sys.executable)} {shlex.quote(_TUNNEL)} %h %p'"

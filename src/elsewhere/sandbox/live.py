@@ -24,7 +24,7 @@ from elsewhere.sandbox.launching.engine import Answer, Engine
 from elsewhere.sandbox.networking import proxies
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
-from elsewhere.storage import saving
+from elsewhere.storage import repositories, saving
 from elsewhere.storage.state import State
 
 __all__ = ["Live", "create", "enter", "shift_for"]
@@ -146,6 +146,7 @@ class Live:
             identity=identity,
             network=self.record.confinement.get("network", "host"),
             redirected=self.record.network.get("redirected", True),
+            within_repository=next(repositories.tops(self.record.project), self.record.project) != self.record.project,
         )
 
     def _inside(self, directory: str) -> str:

@@ -11,11 +11,12 @@ Not here: what is in a repository (`checkouts.py`).
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 
 from elsewhere.paths import is_within
 from elsewhere.values import dataclass
 
-__all__ = ["Repository", "look", "small_file"]
+__all__ = ["Repository", "look", "small_file", "tops"]
 
 _LARGEST_CONFIGURATION = 1 << 20
 _ESCAPED = {"n": "\n", "t": "\t", "b": "\b", "\\": "\\", '"': '"'}
@@ -44,6 +45,25 @@ def look(project: str) -> Repository | None:
     text = small_file(os.path.join(git, "commondir"))
     common = os.path.realpath(os.path.join(git, text)) if text else git
     return Repository(git, common, _belongs(git, common, project)) if _is_repository(git, common) else None
+
+
+def tops(project: str) -> Iterator[str]:
+    """The top of each repository that the project is or lies in, the nearest first, as git looks for them: on one file system.
+    What a stranger put into a directory above, such as /tmp, does not count; git does not go by it, either."""
+    if look(project) is not None:
+        yield project
+    with contextlib.suppress(OSError):
+        about, place = os.stat(project), project
+        while place != "/" and os.stat(place := os.path.dirname(place)).st_dev == about.st_dev:
+            if _is_trusted(os.path.join(place, ".git"), about.st_uid) and look(place) is not None:
+                yield place
+
+
+def _is_trusted(pointer: str, owner: int) -> bool:
+    try:
+        return os.lstat(pointer).st_uid in (0, os.geteuid(), owner)
+    except FileNotFoundError:
+        return False
 
 
 def _is_repository(git: str, common: str) -> bool:

@@ -20,6 +20,7 @@ from elsewhere.operations.racing.commands import run_line
 from elsewhere.operations.racing.course import END, HEADS, is_there, thrown_away
 from elsewhere.paths import relative
 from elsewhere.promotion import records as promotions
+from elsewhere.promotion.settling import next_steps
 from elsewhere.storage.state import State
 
 __all__ = ["promoted"]
@@ -43,9 +44,12 @@ def promoted(
         done = _promoted(state, experiment, one, asked, tell or (lambda _: None))
     except ElsewhereError as error:
         if isinstance(error, Conflict) and error.code == "promotion_conflict":
-            error.hint = (
-                f"elsewhere experiments promote {experiment.id} {one.name}:{one.attempt} with --ours PATH takes the attempt's,"
-                " --theirs PATH leaves reality's, --path GLOB takes a part"
+            conflicts = error.detail.get("conflicts")
+            error.hint = f"elsewhere experiments promote {experiment.id} {one.name}:{one.attempt} with " + next_steps(
+                (found["reason"] for found in (conflicts if isinstance(conflicts, list) else ())),
+                "--ours PATH takes the attempt's",
+                "--theirs PATH leaves reality's",
+                "--path GLOB takes a part",
             )
         experiment.refused = f"{ranking.described(one, experiment.attempts)}: {error.message}"
         experiment.save()
