@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shlex
 import shutil
 import signal
@@ -326,6 +327,8 @@ BAD = {
     "--allow example.org:99999": ("bad_rule", "'example.org:99999'", "1 to 65535", "example.org:8443"),
     "--allow 2130706433:80": ("bad_rule", "'2130706433:80'", "differently", "10.0.0.5:5432"),
     "--allow 224.0.0.1:80": ("bad_rule", "'224.0.0.1:80'", "multicast", "address"),
+    "--allow localhost:8080": ("bad_rule", "'localhost:8080'", "localhost is the sandbox itself", "--forward 8080"),
+    "--allow a.Localhost": ("bad_rule", "'a.Localhost'", "a.localhost is the sandbox itself", "--forward PORT"),
     "--allow no_such!host": ("bad_rule", "'no_such!host'", "neither a host name nor an address", "example.org"),
     "--deny *": ("bad_rule", "--deny '*'", "every host", "--network none"),
     "--preset everything": ("bad_preset", "'everything'", "no preset", "packages"),
@@ -337,7 +340,10 @@ BAD = {
     "--publish 99999": ("bad_publish", "'99999'", "65535", "8080"),
     "--network everything": ("bad_option", "'everything'", "none, allow, host", "--network none"),
 }
-SOME = ("--allow com", "--allow *", "--allow 10.0.0.5", "--preset everything", "--forward nonsense", "--publish 0")
+SOME = (
+    "--allow com", "--allow *", "--allow 10.0.0.5", "--allow localhost:8080", "--preset everything", "--forward nonsense",
+    "--publish 0",
+)  # fmt: skip
 
 
 @together
@@ -367,7 +373,20 @@ def test_the_machine_itself_has_to_be_named_with_a_port_and_then_is_reached(pers
         assert run(person, "--allow", f"127.0.0.1:{one.port}", words=words)["stdout"] == "hello\n"
         words = (*words[:-1], f"http://localhost:{one.port}/")
         assert refused(run(person, "--allow", f"127.0.0.1:{one.port}", words=words)["stdout"])
-        assert run(person, "--allow", f"localhost:{one.port}", words=words)["stdout"] == "hello\n"
+
+
+@together
+def test_a_rule_for_loopback_is_remarked_unless_the_service_is_forwarded(person: Person) -> None:
+    """Programs do not ask the proxy for it; a name that leads there is another thing."""
+    said = "inside, 127.0.0.1 is the sandbox itself, and {} brings the host's service in"
+    options = ("--discard", "--allow", "127.0.0.1:8080", "--", "true")
+    assert said.format("--forward 8080") in person.elsewhere("run", *options).stderr
+    assert person.elsewhere("run", "--forward", "8080", *options).stderr == ""
+    box = made(person, "box")
+    changed = person.elsewhere("network", box, "--allow", "127.0.0.1:8080", check=True)
+    assert said.format(f"elsewhere network {box} --forward 8080") in changed.stderr
+    person.extra["ELSEWHERE_NETWORK_ALLOW"] = "localhost:8080"
+    assert person.json("create")["error"]["code"] == "bad_rule"
 
 
 # -- changed while it runs ------------------------------------------------------------------------------------------------------
@@ -691,7 +710,13 @@ def test_without_a_network_there_is_its_own_loopback_forwards_and_published_port
         assert person.json("run", "--network", "none", "--allow", one.rule, "--", "true")["error"]["code"] == "bad_network"
         error = person.json("network", box, "--preset", "models")["error"]
         assert (error["code"], "--preset models does nothing" in error["message"]) == ("bad_network", True)
-        assert person.json("network", box, "--deny", "example.org")["reach"]["deny"] == ["example.org"], "which does no harm"
+        errors = [
+            person.json(*words)["error"]
+            for words in (("network", box, "--deny", "a.test"), ("run", "--network", "none", "--deny", "a.test", "--", "true"))
+        ]
+        assert errors[0] == errors[1]
+        assert errors[0]["message"] == "--deny a.test does nothing with no network: --network none"
+        assert person.json("network", box)["reach"]["deny"] == []
 
 
 @together
@@ -822,10 +847,32 @@ def test_a_service_that_is_killed_is_followed_by_another_and_nothing_gets_out_me
         seen = len(one.asked)
         assert page(picked[8000]) == ""
         assert not eventually(lambda: len(one.asked) > seen, 1.5)
-        person.json("network", box)
+        assert published(person, box) == picked, "what is shown is there"
         assert eventually(lambda: len(one.asked) > seen), "it asked all the time"
         works()
         assert not other.asked
+
+
+def test_whoever_waits_for_a_service_that_does_not_answer_may_leave(person: Person) -> None:
+    box = made(person, "box", "--publish", "0:8000")
+    (service,) = services(person)
+    os.kill(service, signal.SIGSTOP)
+    try:
+        for words in (("network", box), ("network", box, "--publish", "0:8001"), ("exec", box, "--", "true")):
+            argv, more = person.command(*words), {"env": person.environment(), **person.identity()}
+            with subprocess.Popen(argv, cwd=person.project, stderr=subprocess.PIPE, text=True, **more) as process:
+                assert eventually(lambda pid=process.pid: passes_signals_on(pid))
+                process.send_signal(signal.SIGINT)
+                _, said = process.communicate(timeout=30)
+                assert (process.returncode, "did not answer" in said) == (130, False), (words, said)
+    finally:
+        os.kill(service, signal.SIGCONT)
+    assert person.json("network", box)["reach"]["publish"] == ["0:8000"]
+
+
+def passes_signals_on(pid: int) -> bool:
+    (caught,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def test_whoever_needs_a_service_that_does_not_start_is_told_so(person: Person) -> None:
@@ -996,6 +1043,16 @@ def test_a_proxy_that_refuses_is_told_without_its_words(person: Person) -> None:
         assert not chained.asked
         assert PASSWORD not in json.dumps(command)
         assert command["denials"] == [], "it is not ours to refuse"
+
+
+def test_a_proxy_that_cannot_be_used_is_a_denial_that_says_what_to_set(person: Person) -> None:
+    person.extra["http_proxy"] = f"socks5://me:{PASSWORD}@proxy.example:1080"
+    command = run(person, "--allow", "allowed.example", words=(*CURL, "http://allowed.example/"))
+    (denial,) = command["denials"]
+    assert "http_proxy has socks5://proxy.example:1080, which is spoken to by socks5" in denial["rule"]
+    assert "http_proxy=http://proxy.example.org:3128" in denial["how_to_allow"]
+    assert denial["rule"] in command["stdout"]
+    assert PASSWORD not in json.dumps(command)
 
 
 # -- programs that know no proxy ------------------------------------------------------------------------------------------------

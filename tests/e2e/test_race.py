@@ -306,6 +306,7 @@ def test_a_race_in_a_file_of_its_own(track: Track) -> None:
         (("-a", "a=true", "-n", "0"), "bad_count"),
         (("-a", "a=true", "--yes"), "options_together"),
         (("-a", "a=true", "--memory", "much"), "bad_option"),
+        (("-a", "a=true", "--publish", "0:8000"), "bad_publish"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_done(root: Person, words: tuple[str, ...], code: str) -> None:
@@ -316,10 +317,14 @@ def test_what_makes_no_sense_is_refused_before_anything_is_done(root: Person, wo
 
 
 def test_a_set_up_that_fails_lets_nobody_start(track: Track) -> None:
-    found, each = track.raced("-a", f"good={GOOD}", "--setup", "exit 9", code=5)
+    track.person.extra["ELSEWHERE_NETWORK_PUBLISH"] = "0:8000"
+    said = track.person.elsewhere("race", "-a", f"good={GOOD}", "--setup", "exit 9")
+    assert (said.returncode, "published" in said.stderr) == (5, False), "nobody would listen there"
+    found = track.person.json("experiments", "show", "@last")["experiment"]
+    (good,) = found["approaches"]
     assert found["setup"]["exit_code"] == 9
     assert "the set-up failed" in found["reason"]
-    assert each["good"]["started_at"] is None
+    assert good["started_at"] is None
 
 
 # -- cheats ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from elsewhere.sandbox.denials import from_output, of_command
 from elsewhere.sandbox.records.record import Record
-from elsewhere.sandbox.records.request import Denied
+from elsewhere.sandbox.records.request import Denied, parse_denied
 
 GONE, READ_ONLY, CLOSED = "No such file or directory", "Read-only file system", "Permission denied"
 ORDINARY = [
@@ -132,3 +132,19 @@ def test_the_last_rung_has_no_plan_and_works_in_what_is_hidden() -> None:
 def test_a_name_that_was_refused_before_its_port_was_known_may_have_any(what: str, how: str) -> None:
     (denial,) = of_command(record([]), [Denied("network", what, 1)])
     assert (denial["rule"], denial["how_to_allow"]) == ("nothing allows it", how)
+
+
+@pytest.mark.parametrize(
+    ("which", "rule", "how"),
+    [
+        ("https_proxy/socks5://[::1]:1080", "https_proxy has socks5://[::1]:1080, which is spoken to by socks5", "https_proxy="),
+        ("http_proxy/proxy.test:*", "http_proxy has proxy.test:*, which is no proxy that can be understood", "http_proxy="),
+        ("", "which proxy of the host it is to use cannot be read", "start it again"),
+    ],
+)
+def test_a_proxy_of_the_host_that_cannot_be_used_is_told_and_not_to_try_again(which: str, rule: str, how: str) -> None:
+    (found,) = parse_denied([f"network:pypi.org/443/unusable/{which}:2"])
+    (denial,) = of_command(record([]), [found])
+    assert (denial["what"], denial["count"]) == ("pypi.org:443", 2)
+    assert rule in denial["rule"]
+    assert how in denial["how_to_allow"]

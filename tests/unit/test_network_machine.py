@@ -128,13 +128,24 @@ def test_the_hosts_proxy_is_read_from_its_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["socks5://user:hunter2@proxy.test:1080", "https://user:hunter2@proxy.test", "http://user:hunter2@:x", "http://a b"]
+    ("value", "shown"),
+    [
+        ("socks5://user:hunter2@proxy.test:1080", "socks5://proxy.test:1080"),
+        ("socks5://user:hunter2@[::1]:1080", "socks5://[::1]:1080"),
+        ("https://user:hunter2@proxy.test/", "https://proxy.test"),
+        ("http://user:hunter2@:x", "http://:*"),
+        ("http://us[er:hun/ter2@hunter2@proxy.test:80", "http://proxy.test:80"),
+        ("http://user:hunter2", "http://user:*"),
+        ("proxy.test:80:user:hunter2", "proxy.test:*"),
+        ("user:hunter2://proxy.test", "*://proxy.test"),
+        ("http://a b", "http://a*b"),
+    ],
 )
-def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(value: str) -> None:
+def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(value: str, shown: str) -> None:
     with pytest.raises(UsageError) as caught:
         upstream.from_environment({"https_proxy": value})
     assert caught.value.code == "bad_proxy"
-    assert "https_proxy" in caught.value.message
+    assert f"https_proxy has {shown}, which is " in caught.value.message
     assert "hunter2" not in str(caught.value.document())
 
 

@@ -1,6 +1,7 @@
 """The small DNS: what it answers, what it says nothing to, and the book of made-up addresses."""
 
 import asyncio
+import os
 import random
 import socket
 import struct
@@ -81,6 +82,13 @@ def test_another_name_does_not_exist_and_is_told_once() -> None:
         ),
     ]
     assert len(stub.book) == 0
+
+
+def test_a_name_without_a_dot_is_told_unless_it_is_the_machines_own() -> None:
+    stub = Stub("example.org")
+    for name in ("intranet", os.uname().nodename.partition(".")[0]):
+        assert stub.ask(asked(name, A)) == (NO_SUCH_NAME, "")
+    assert [(one.host, one.how) for one in stub.denied] == [("intranet", "elsewhere network calm-otter --allow intranet:PORT")]
 
 
 def test_rules_hold_at_once() -> None:

@@ -382,6 +382,14 @@ def test_one_that_is_killed_is_followed_by_another_that_recovers_everything(netw
         assert "the host: hi" in box.run(asks(connect_to(port) + "hi"))
 
 
+def test_whoever_asks_about_ports_is_told_of_those_that_stand_by_then(network: Network) -> None:
+    network.sandbox("ew-a")
+    network.ask("about", "ew-a")
+    network.sandbox("ew-b", publish=["0:80"])
+    (one,) = network.ask("about", "ew-b")[1]["published"]
+    assert is_open(one["port"])
+
+
 def test_whoever_starts_next_finds_that_the_last_one_died(network: Network) -> None:
     box = network.sandbox("ew-a", publish=["0:80"])
     box.serve(80, b"box: ")
@@ -685,7 +693,9 @@ def test_a_proxy_of_the_host_that_cannot_be_used_is_not_passed_by(network: Netwo
         proxies.keep(str(box.directory), {"all_proxy": "socks5://proxy.example.org:1080"})
         refused = box.run(asks(connect_to(port)))
     assert "403" in refused
-    assert "all_proxy names a proxy that is spoken to by socks5" in refused
+    assert "all_proxy has socks5://proxy.example.org:1080, which is spoken to by socks5" in refused
+    told = f"network:127.0.0.1/{port}/unusable/all_proxy/socks5://proxy.example.org:1080"
+    assert eventually(lambda: box.heard() == [told])
 
 
 def test_each_sandbox_has_the_proxy_of_whoever_started_it(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from elsewhere import units
 from elsewhere.cli import show
 from elsewhere.cli.confining import add_rules
 from elsewhere.cli.parsing import Verbs, add_id, print_json
-from elsewhere.operations import networking
+from elsewhere.operations import networking, reach
 from elsewhere.operations.documents.sandboxes import network_document
 from elsewhere.operations.networking import Network
-from elsewhere.sandbox.keeping.callers import Signals
+from elsewhere.sandbox.keeping.callers import Signals, pause_of
 
 __all__ = ["add"]
 
@@ -38,9 +38,13 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def _network(arguments: argparse.Namespace, _signals: Signals | None) -> int:
+def _network(arguments: argparse.Namespace, signals: Signals | None) -> int:
     changes = {name: getattr(arguments, name) for name in _CHANGES if getattr(arguments, name)}
-    found = networking.change(arguments.id, **changes) if changes else networking.show(arguments.id)
+    pause = pause_of(signals)
+    found = networking.change(arguments.id, **changes, pause=pause) if changes else networking.show(arguments.id, pause)
+    hint = reach.remark({"allow": arguments.allow or (), "forward": found.record.network.get("forward", ())}, found.record.id)
+    if hint:
+        show.remark(hint)
     if arguments.json:
         print_json(network_document(found))
     else:

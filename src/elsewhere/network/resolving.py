@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import os
 import socket
 import struct
 import zlib
@@ -145,7 +146,7 @@ class Names:
         verdict = self._judge(name)
         if verdict.allowed:
             return _FINE, self._book.address_for(name) if wants_address else ""
-        if kind not in _BESIDE and "." in name:  # others are of the machine's own, asked for by the way
+        if kind not in _BESIDE and name != _own_name():  # which many programs ask for by the way
             self._observe(Denied(name, 0, verdict.rule, verdict.how))
         return _NO_SUCH_NAME, ""
 
@@ -175,6 +176,11 @@ def _name(labels: list[bytes]) -> str:
     except (names.Nonsense, UnicodeDecodeError):
         return ""
     return "" if names.address(name) is not None else name
+
+
+def _own_name() -> str:
+    """Of this machine, and of every sandbox."""
+    return os.uname().nodename.partition(".")[0].lower()
 
 
 def _record(address: str) -> bytes:

@@ -5,9 +5,12 @@
 
 In lower or upper case; lower wins. Behind it, names are resolved by it and not by us. Only proxies that are spoken to without
 encryption are known here: another kind is refused, and never passed by.
+
+    UNUSABLE/http_proxy/socks5://proxy.example.org:1080    which one it is that cannot be used, as a denial has it: no credentials
 """
 
 import ipaddress
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import field
@@ -17,9 +20,16 @@ from elsewhere.errors import UsageError
 from elsewhere.network import names
 from elsewhere.values import dataclass
 
-__all__ = ["Server", "Upstream", "from_environment"]
+__all__ = ["UNUSABLE", "Server", "Upstream", "from_environment", "why_unusable"]
+
+UNUSABLE = "unusable"
 
 _SHORTEST_SECRET = 6
+_LONGEST_SHOWN = 60
+_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+_SCHEME = re.compile(r"[a-z][a-z0-9]*")
+_PLACE = re.compile(r"(\[[0-9a-f:.]*\]|[^:]*)(:[0-9]{1,5})?", re.IGNORECASE)
+_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_./:\[\]-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,12 @@ def _server(environ: Mapping[str, str], name: str) -> Server | None:
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = names.canonical(parts.hostname or ""), parts.port or 80
+        if parts.scheme.lower() != "http":
+            raise ValueError
     except ValueError:
-        raise _bad(name, "names no proxy that can be understood") from None
-    if parts.scheme.lower() != "http":
-        raise _bad(name, f"names a proxy that is spoken to by {parts.scheme}, which is not supported")
+        which = f"{name}/{_without_credentials(text)}"
+        rule, how = why_unusable(which)
+        raise UsageError("bad_proxy", rule, hint=how, detail={"which": which}) from None
     authorization = ""
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -85,9 +97,30 @@ def _server(environ: Mapping[str, str], name: str) -> Server | None:
     return Server(host, port, authorization)
 
 
-def _bad(name: str, reason: str) -> UsageError:
-    """Without the value: there may be a password in it."""
-    return UsageError("bad_proxy", f"the variable {name} {reason}", hint=f"for example: {name}=http://proxy.example.org:3128")
+def why_unusable(which: str) -> tuple[str, str]:
+    """What is wrong, and what to do. `which` is VARIABLE/VALUE; empty: nobody can read it any more."""
+    name, _, value = which.partition("/")
+    if name not in _VARIABLES:
+        return "which proxy of the host it is to use cannot be read", "stop the sandbox, and start it again"
+    scheme, there, _ = value.partition("://")
+    known = not there or scheme.lower() == "http" or not _SCHEME.fullmatch(scheme.lower())
+    reason = "no proxy that can be understood" if known else f"spoken to by {scheme}, and only http:// is supported"
+    return (
+        f"the host's proxy cannot be used: the variable {name} has {value}, which is {reason}",
+        f"set it right, as in {name}=http://proxy.example.org:3128, or unset it; then make the sandbox, or stop and start it",
+    )
+
+
+def _without_credentials(text: str) -> str:
+    """As it can be shown to anybody. In what cannot be understood, whatever may be a part of a password is a star."""
+    scheme, there, rest = text.rpartition("://")
+    place = re.split("[/?#]", rest.rpartition("@")[2])[0]
+    found = _PLACE.match(place)
+    if found is not None and found.end() < len(place):
+        place = f"{found[1]}:*"
+    scheme = scheme if _SCHEME.fullmatch(scheme.lower()) else "*"
+    shown = f"{scheme}://{place}" if there else place
+    return _NOT_SHOWN.sub("*", shown[:_LONGEST_SHOWN])
 
 
 def _is_direct(entry: str, host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from elsewhere.errors import InUse, NotFound, StateError, Unavailable, UsageError
 from elsewhere.meeting import home_directory
-from elsewhere.operations import admission, bases, interrupted, networking, profiling, sandboxes
+from elsewhere.operations import admission, bases, interrupted, networking, profiling, reach, sandboxes
 from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Chosen, Teller
 from elsewhere.operations.confining import Confined, confine
@@ -35,7 +35,8 @@ _REMEMBERED = 256 << 20  # bytes of files that git calls dirty
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A sandbox as somebody wants it. What is not given is made up; `request` given twice means the same sandbox. `settings` are
-    what the command line or the program says about confinement and limits, by the names of the settings."""
+    what the command line or the program says about confinement and limits, by the names of the settings. `publishes`: ports that
+    are published are its own."""
 
     project: str | None = None
     base: str = "auto"
@@ -46,6 +47,7 @@ class Wish:
     story: str | None = None
     request: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    publishes: bool = True
 
 
 def create(
@@ -113,7 +115,7 @@ def raise_sandbox(
         "binding": confined.binding,
         "own_disk": "disk" in confined.settings.asked_limits(),  # only what was asked for is worth one, binding or not
         "confinement": confined.confinement.packed(),
-        "network": confined.reach,
+        "network": confined.reach if wish.publishes else {**confined.reach, "publish": []},
         "ignored": [one.key for one in confined.settings.ignored],
         "reserve": admission.disk_reserve(state, confined.settings),
         "asked": asked or {},
@@ -122,24 +124,24 @@ def raise_sandbox(
     }
     if remark is not None:
         unreached = profiling.unreached(confined.confinement)
-        for text in filter(None, (project.remark, unreached)):
+        for text in filter(None, (project.remark, unreached, reach.remark(confined.reach))):
             remark(text)
     with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
         belongs_to(made.id)
-        _connect(made, remark)
+        _connect(made, remark, pause)
         loose = _not_held(made.record, confined)
         if loose and remark is not None:
             remark(f"best effort: {loose}")
         return made
 
 
-def _connect(made: Live, remark: Callable[[str], None] | None) -> None:
+def _connect(made: Live, remark: Callable[[str], None] | None, pause: Pause) -> None:
     """What was asked for is there, or there is no sandbox."""
     try:
         if made.record.confinement.get("network") == "allow":
             proxies.keep(made.directory, os.environ)
-        networking.open_ports(made.state, made.record, remark)
+        networking.open_ports(made.state, made.record, remark, pause)
     except BaseException:
         if made.owned:
             made.remove()

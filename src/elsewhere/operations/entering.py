@@ -35,7 +35,7 @@ def enter(
 
     box = live.enter(state, record.find(state, wanted), admitted)
     try:
-        networking.reopen_ports(state, box.record, tell, needed=needs_ports)
+        networking.reopen_ports(state, box.record, tell, pause, needed=needs_ports)
     except BaseException:
         box.close()
         raise

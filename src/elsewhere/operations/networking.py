@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import Any
 
 from elsewhere.errors import Broken, ElsewhereError, NotFound, UsageError
 from elsewhere.operations import reach
+from elsewhere.operations.admission import Pause
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.sandbox.confinement import Confinement
 from elsewhere.sandbox.networking import calling
@@ -19,6 +21,8 @@ from elsewhere.values import dataclass
 __all__ = ["Network", "change", "open_ports", "reopen_ports", "show"]
 
 _KINDS = ("allow", "deny", "presets", "forward", "publish")
+_LOOK_S = 10.0  # for what is only shown
+_MOMENT_S = 1.0  # for one that has not answered before
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,9 @@ class Network:
         return str(self.record.confinement.get("network", "host"))
 
 
-def show(wanted: str) -> Network:
+def show(wanted: str, pause: Pause = time.sleep) -> Network:
     state = State.open()
-    return _shown(state, record.load(state, record.find(state, wanted)))
+    return _shown(state, record.load(state, record.find(state, wanted)), pause)
 
 
 def change(
@@ -54,6 +58,7 @@ def change(
     forward: Iterable[str] = (),
     publish: Iterable[str] = (),
     forget: Iterable[str] = (),
+    pause: Pause = time.sleep,
 ) -> Network:
     """Holds at once, for connections that are there already, too. If a port that is new in it cannot be had, nothing is changed;
     those that could not be had before are in no rule's way."""
@@ -63,6 +68,7 @@ def change(
         mode = found.confinement.get("network", "host")
         before = {kind: list(found.network.get(kind, ())) for kind in _KINDS}
         after = _without(before, list(forget), found.id)
+        allow, deny = list(allow), list(deny)
         for kind, more in (("allow", allow), ("deny", deny), ("forward", forward), ("publish", publish)):
             after[kind] += more
         after["presets"] = reach.presets([*after["presets"], *preset])
@@ -72,23 +78,24 @@ def change(
                 f"the sandbox {found.id!r} has the host's network, which no rule holds back",
                 hint="make one with --network allow",
             )
+        reach.check_added(allow, deny, mode, found.id)
         checked = reach.checked(after, mode, Confinement.unpacked(found.confinement).writable)
         added = tuple(f"--{kind} {text}" for kind in ("forward", "publish") for text in checked[kind] if text not in before[kind])
         forwarded = [*dict.fromkeys((*found.network.get("forwarded", ()), *before["forward"]))]
         earlier, found.network = found.network, {**found.network, **checked, "forwarded": forwarded}
         record.save(found, state.sandbox(found.id))
         if found.state != "running":
-            return _shown(state, found)
+            return _shown(state, found, pause)
         try:
-            _, _, _, ended = calling.ask(state, ("changed", found.id, added))
+            _, _, _, ended = calling.ask(state, ("changed", found.id, added), pause=pause)
         except BaseException:
             if added:
                 found.network = earlier
                 record.save(found, state.sandbox(found.id))
                 with contextlib.suppress(ElsewhereError, OSError):  # what happened first is what is told
-                    calling.ask(state, ("changed", found.id))
+                    calling.ask(state, ("changed", found.id), _MOMENT_S)
             raise
-    return _shown(state, found, ended)
+    return _shown(state, found, pause, ended)
 
 
 def _without(before: dict[str, list[str]], forget: list[str], sandbox_id: str) -> dict[str, list[str]]:
@@ -126,12 +133,12 @@ def _meant(before: dict[str, list[str]], text: str) -> dict[str, str]:
     return found
 
 
-def _shown(state: State, found: Record, ended: int = 0) -> Network:
+def _shown(state: State, found: Record, pause: Pause, ended: int = 0) -> Network:
     """Of one that runs, what is true of it; of others, what would be if they were started from here."""
     counts = found.confinement.get("network") == "allow" and "packages" in found.network.get("presets", ())
     if found.state == "running" and found.confinement.get("network", "host") != "host":
         try:
-            _, about = calling.ask(state, ("about", found.id))
+            _, about = calling.ask(state, ("about", found.id), _LOOK_S, pause=pause)
         except Broken as error:  # what was asked for is known all the same
             why = f"{error.message}; {error.hint}" if error.hint else error.message
             return Network(found, ended=ended, trouble=[{"what": "the network service", "why": why}])
@@ -156,20 +163,27 @@ def _needs_ports(found: Record) -> bool:
     return bool(found.network.get("forward") or found.network.get("publish"))
 
 
-def open_ports(state: State, found: Record, tell: Callable[[str], None] | None = None) -> None:
+def open_ports(state: State, found: Record, tell: Callable[[str], None] | None = None, pause: Pause = time.sleep) -> None:
     """Its forwards and published ports, if it has any, stand when this returns."""
     if not _needs_ports(found):
         return
-    _, published, _ = calling.ask(state, ("open", found.id))
+    _, published, _ = calling.ask(state, ("open", found.id), pause=pause)
     if tell is not None:
         for one in published:
             tell(f"published 127.0.0.1:{one['port']} → {one['inside']}")
 
 
-def reopen_ports(state: State, found: Record, tell: Callable[[str], None] | None = None, *, needed: bool) -> None:
+def reopen_ports(
+    state: State,
+    found: Record,
+    tell: Callable[[str], None] | None = None,
+    pause: Pause = time.sleep,
+    *,
+    needed: bool,
+) -> None:
     """Of one that was made before. What cannot be had is told, and in nobody's way; unless it is `needed`."""
     try:
-        open_ports(state, found)
+        open_ports(state, found, pause=pause)
     except ElsewhereError as error:
         if "publish" in error.detail:
             inside = error.detail["inside"]

@@ -6,21 +6,23 @@ Not here: what the rules mean (`network/rules.py`), and who holds a sandbox to t
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elsewhere.errors import Refused, UsageError
 from elsewhere.meeting import default_state
 from elsewhere.operations.settings import Resolved
 from elsewhere.sandbox.networking.hostsockets import ENGINE_SOCKETS, why_refused
+from elsewhere.units import brief
 
 if TYPE_CHECKING:
     from elsewhere.network.ports import Forward
 
-__all__ = ["ENGINE_SOCKETS", "checked", "of_settings", "presets", "spelled"]
+__all__ = ["ENGINE_SOCKETS", "check_added", "checked", "of_settings", "presets", "remark", "spelled"]
 
 _DEFAULT = ("packages",)  # nobody has to ask for it
 _NONE = "none"  # forgets the presets before it
+_LOOPBACK = ("127.0.0.1:", "[::1]:")  # for which no program asks the proxy
 
 
 def of_settings(resolved: Resolved, needed: Iterable[str] = (), writable: Iterable[str] = ()) -> dict[str, list[str]]:
@@ -29,9 +31,52 @@ def of_settings(resolved: Resolved, needed: Iterable[str] = (), writable: Iterab
     asked = {name: list(resolved[f"network.{name}"]) for name in ("allow", "deny", "forward", "publish")}
     if resolved["sandbox.network"] == "allow":
         asked["allow"] += needed
-    if resolved["sandbox.network"] == "none" and "command line" in resolved.values["network.deny"].source:
-        raise _useless("deny", asked["deny"][-1], "none")  # that a file denies something as well is in nobody's way
+    from_here = "command line" in resolved.values["network.deny"].source  # what a file denies as well is in nobody's way
+    check_added(asked["allow"], asked["deny"][-1:] if from_here else (), resolved["sandbox.network"])
     return checked({**asked, "presets": presets(resolved["network.preset"])}, resolved["sandbox.network"], writable)
+
+
+def check_added(allow: Iterable[str], deny: Iterable[str], mode: str, sandbox: str = "") -> None:
+    """Raises what must not be asked for any more, and may be in a record of before. `sandbox` stands in what to type."""
+    for text in deny:
+        if mode == "none":
+            raise _useless("deny", text, mode)
+    for text in allow if mode == "allow" else ():
+        _check_loopback(text, sandbox)
+
+
+def _check_loopback(text: str, sandbox: str) -> None:
+    """By its name it leads to the sandbox itself, for every program, whatever is allowed. Its address may be what an allowed name
+    leads to."""
+    from elsewhere.network import names
+
+    host, _, port = text.strip().partition(":")
+    name = host.lower().removesuffix(".")
+    if names.address(name) is None and names.is_local(name):
+        service = f"--forward {port if port.isdecimal() else 'PORT'}"
+        raise UsageError(
+            "bad_rule",
+            f"--allow {brief(text)} opens nothing: inside, {name} is the sandbox itself",
+            hint=f"to have the host's service there: {f'elsewhere network {sandbox} {service}' if sandbox else service}",
+        )
+
+
+def remark(rules: Mapping[str, Iterable[str]], sandbox: str = "") -> str:
+    """That a rule is hardly what somebody meant; empty if there is nothing to be said."""
+    allow = [text for text in rules.get("allow", ()) if text.startswith(_LOOPBACK)]
+    if not allow:
+        return ""
+    from elsewhere.network import names, ports
+
+    inside = {ports.Forward.parse(text).inside for text in rules.get("forward", ())}
+    for host, port in map(names.split, allow):
+        if port is not None and port not in inside:
+            where = names.authority(host, port)
+            return (
+                f"--allow {where} counts for names that lead there; inside, {host} is the sandbox itself, and"
+                f" {names.to_forward(host, port, sandbox)} brings the host's service in"
+            )
+    return ""
 
 
 def presets(words: Iterable[str]) -> list[str]:

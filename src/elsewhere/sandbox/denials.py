@@ -66,16 +66,18 @@ def _limit(name: str, record: Record) -> tuple[str, str]:
 
 def _network(one: Denied, record: Record) -> dict[str, Any]:
     """By the rules as they are now: whoever reads it wants to know what to do."""
-    from elsewhere.network import addresses, names
+    from elsewhere.network import addresses, names, upstream
     from elsewhere.network.rules import Rules, decide, decide_name
 
-    host, port, address = (*one.what.split("/"), "", "")[:3]
+    host, port, address, which = (*one.what.split("/", 3), "", "", "")[:4]
     number = int(port) if port.isdecimal() else 0
     rules = Rules.from_document({"mode": record.confinement.get("network", "allow"), **_rules(record)})
     where = names.authority(host, number or None)
     literal = names.address(address)
     called = record.id if record.keeper is not None else ""  # one that ends with its command is gone by then
-    if literal is not None:
+    if address == upstream.UNUSABLE:
+        rule, how = upstream.why_unusable(which)
+    elif literal is not None:
         rule, how = addresses.refusal(host, number, literal, called)
     else:
         verdict = decide(rules, host, number, called) if number else decide_name(rules, host, called)

@@ -120,7 +120,7 @@ def fitted(course: Course, sandbox_id: str, approach: Approach | None, labels: d
             confined = confine(course.state, found.project, given, lives=True)
             found.limits, found.binding = confined.limits, confined.binding
             found.confinement = confined.confinement.packed()
-            found.network = {**found.network, **confined.reach}
+            found.network = {**found.network, **confined.reach, "publish": []}
         record.save(found, course.state.sandbox(sandbox_id))
 
 

@@ -22,6 +22,7 @@ from elsewhere.errors import ElsewhereError, NotFound, UsageError
 from elsewhere.experiments import ranking, records
 from elsewhere.experiments.model import Race
 from elsewhere.experiments.records import Attempt, Experiment
+from elsewhere.network.ports import Publish
 from elsewhere.operations import creating, sandboxes
 from elsewhere.operations.admission import Pause
 from elsewhere.operations.bases import Teller
@@ -88,12 +89,24 @@ def race(
 ) -> Raced:
     """`works` are the approaches that are Python functions, `scorer` a score that is one."""
     refuse_inside()
+    _refuse_ports(asked)
     found, state = find_project(project, os.getcwd()), State.open()
     if asked.promote:
         stages(state, found.path)  # what is wrong with them is told before anything runs
     experiment = records.new(state, found.path, asked)
     with records.held(experiment):
         return _raced(state, experiment, asked, works or {}, scorer, Asked(agree=agree, thinks=thinks), telling or Telling())
+
+
+def _refuse_ports(asked: Race) -> None:
+    """A port of the host leads to one sandbox, and those of a race are several, which end with it."""
+    for text in asked.settings.get("network.publish", ()):
+        inside = Publish.parse(text).inside
+        raise UsageError(
+            "bad_publish",
+            f"--publish {text} is not for a race: it has several sandboxes, and nothing runs in them afterwards",
+            hint=f"leave it out; then, for the sandbox of one approach: elsewhere network ID --publish 0:{inside}",
+        )
 
 
 def resume(wanted: str, *, agree: Agree | None = None, thinks: bool = False, telling: Telling | None = None) -> Raced:
@@ -199,6 +212,7 @@ def _prepare(course: Course, telling: Telling) -> bool:
         labels={"experiment": experiment.id},
         story="race",
         settings=asked.settings,
+        publishes=False,
     )
     made, _ = creating.create(wish, telling.teller, telling.remark, telling.pause)
     experiment.template, experiment.base = made.id, sandbox_document(made)["base"]

@@ -25,6 +25,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import elsewhere
@@ -43,12 +44,16 @@ _LARGEST_LOG = 1 << 20
 _BACKLOG = 256
 _MEETING_S = 0.5  # for the moment in which one comes or goes
 _ANSWER_S = 60.0
+_PATIENCE_S = 0.1  # of somebody who may have had enough
 _MOST_STARTS = 3
 _LISTENER_FD, _LOCK_FD = 3, 4
 
 
-def ask(state: State, message: tuple[Any, ...], seconds: float = _ANSWER_S) -> Any:
-    """The answer to a question. A service that ends just now is followed by another one."""
+def ask(
+    state: State, message: tuple[Any, ...], seconds: float = _ANSWER_S, *, pause: Callable[[float], None] = time.sleep
+) -> Any:
+    """The answer to a question. A service that ends just now is followed by another one. `pause`, which is called now and then,
+    raises for whoever has had enough."""
     deadline, starts = monotonic() + seconds, 0
     while True:
         try:
@@ -62,9 +67,9 @@ def ask(state: State, message: tuple[Any, ...], seconds: float = _ANSWER_S) -> A
             line.settimeout(max(0.001, deadline - monotonic()))
             try:
                 wire.send(line, message)
-                answer, fds = wire.receive(line)
+                answer, fds = _heard(line, deadline, pause)
                 while answer[0] == "here":
-                    answer, fds = wire.receive(line)
+                    answer, fds = _heard(line, deadline, pause)
             except TimeoutError:
                 text = f"the network service did not answer within {seconds:.0f} s"
                 raise Broken("network_service_silent", text, hint=see(state)) from None
@@ -76,6 +81,14 @@ def ask(state: State, message: tuple[Any, ...], seconds: float = _ANSWER_S) -> A
         if monotonic() >= deadline or starts >= _MOST_STARTS:
             raise Broken("network_service_gone", "the network service ended while it was asked for something", hint=see(state))
         time.sleep(0.01)
+
+
+def _heard(line: socket.socket, deadline: float, pause: Callable[[float], None]) -> tuple[Any, list[int]]:
+    while not wire.readable(line, max(0.0, min(_PATIENCE_S, deadline - monotonic()))):
+        pause(0.0)
+        if monotonic() >= deadline:
+            raise TimeoutError
+    return wire.receive(line)
 
 
 def stop(state: State, seconds: float = 5.0) -> None:

@@ -44,6 +44,7 @@ _LINGER_S = 10.0  # while somebody is there who may have the next sandbox
 _LINGER_ALONE_S = 0.05
 _LOOKING_S = 30.0
 _CROWDED_S = 0.1
+_OPENING_S = 3.0
 _ADOPTED_AT_ONCE = 8
 _GREEDY = 8  # so many sandboxes may have as many connections as one may have
 
@@ -182,6 +183,10 @@ class Service:
             ended = await serving.changed()
             serving.opened.check(added)
             return ("opened", serving.opened.published(), serving.opened.forwards(), ended)
+        if not serving.is_opened:  # one that was just adopted; its keeper may be frozen
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OPENING_S):
+                    await self._open(serving)
         return ("about", serving.about())
 
     # -- sandboxes --------------------------------------------------------------------------------------------------------------

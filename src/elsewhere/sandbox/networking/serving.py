@@ -46,7 +46,6 @@ PORTS = {"proxy": socket.SOCK_STREAM, "redirect": socket.SOCK_STREAM, "names": s
 _RULES = ("allow", "deny", "presets")
 _KNOWN_S = 60.0
 _AGAIN_S, _MOST_SAID = 60.0, 64
-_UNREADABLE_PROXY = Verdict(False, "which proxy it is to use cannot be read", "stop the sandbox, and start it again")
 _UNREADABLE = Verdict(False, "the sandbox's record cannot be read", "elsewhere inspect shows what is wrong with it")
 
 
@@ -97,6 +96,7 @@ class Serving:
         self.opened = Opened(self._directory, self._ask, self._resolver, self._say, self._refused_path)
         self._writable: tuple[str, ...] = ()
         self._through: tuple[Upstream | None, Verdict | None] | None = None
+        self._unusable = ""
         self._rules: Rules | None = None
         self._called = ""
         self._book: Book | None = None
@@ -104,6 +104,7 @@ class Serving:
         self._told: socket.socket | None = None
         self._telling = asyncio.Lock()
         self._closed = False
+        self.is_opened = False
         self.give(ports)
 
     def give(self, ports: dict[str, int]) -> None:
@@ -212,12 +213,11 @@ class Serving:
         if self._through is None:
             try:
                 self._through = upstream.from_environment(proxies.kept(self._directory)), None
-            except UsageError as error:
-                self._say(error.message)
-                self._through = None, Verdict(False, error.message, error.hint)
-            except (OSError, ValueError):
-                self._say(_UNREADABLE_PROXY.rule)
-                self._through = None, _UNREADABLE_PROXY
+            except (UsageError, OSError, ValueError) as error:
+                which = str(error.detail["which"]) if isinstance(error, UsageError) else ""
+                rule, how = upstream.why_unusable(which)
+                self._say(rule)
+                self._unusable, self._through = f"{upstream.UNUSABLE}/{which}", (None, Verdict(False, rule, how))
         return self._through
 
     def _decide(self, host: str, port: int) -> Verdict:
@@ -252,7 +252,8 @@ class Serving:
     def _observe(self, denied: Denied) -> None:
         """Before whoever asked has the answer: so its command is still there when the keeper hears of it."""
         if self._told is not None:
-            what = f"network:{denied.host}/{denied.port}" + (f"/{denied.address}" if denied.address else "")
+            why = self._unusable or denied.address
+            what = f"network:{denied.host}/{denied.port}" + (f"/{why}" if why else "")
             with contextlib.suppress(OSError):  # it has more of them than it can take, or is gone
                 self._told.send(what.encode("ascii", "replace"))
 
@@ -316,7 +317,9 @@ class Serving:
     async def _open_as(self, found: Record) -> int:
         own = found.confinement.get("network") != "host"  # else its ports are the host's
         forwards, published = (found.network.get(name, ()) if own else () for name in ("forward", "publish"))
-        return await self.opened.change([Forward.parse(text) for text in forwards], [Publish.parse(text) for text in published])
+        ended = await self.opened.change([Forward.parse(text) for text in forwards], [Publish.parse(text) for text in published])
+        self.is_opened = True
+        return ended
 
 
 def _places(through: Upstream | None) -> list[str]:

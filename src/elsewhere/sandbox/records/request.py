@@ -41,13 +41,14 @@ DENIAL_KINDS = ("path", "syscall", "limit", "policy", "device", "network")
 _HEX = frozenset("0123456789abcdef")
 _LONGEST_DENIAL = 400
 _OF_NAMES = {ord("_"): "a"}
-_OF_HOSTS = dict.fromkeys(map(ord, "_-./:*"), "a")
+_OF_HOSTS = dict.fromkeys(map(ord, "_-./:*[]"), "a")
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
     """Something that a command was refused, so many times: `kind` is syscall, device, policy, limit or network; `what`
-    is its name, or HOST/PORT/ADDRESS, with the address if that was why."""
+    is its name, or HOST/PORT/ADDRESS, with the address if that was why; or HOST/PORT/UNUSABLE/WHICH, if the host's proxy was
+    (`network/upstream.py`)."""
 
     kind: str
     what: str
