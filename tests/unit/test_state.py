@@ -225,3 +225,13 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_aside(place: Path) -> No
         signal.signal(signal.SIGXFSZ, before)
     assert (place / "file").read_bytes() == b"old"
     assert [entry.name for entry in place.iterdir()] == ["file"]
+
+
+def test_two_entries_of_one_second_have_names_of_their_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chances = iter([b"\0\1", b"\0\1", b"\0\2"])
+    monkeypatch.setattr(os, "urandom", lambda _: next(chances))
+    state = State.open(str(place / "state"))
+    os.mkdir(state.room("shelf"))
+    found = [state.entry("shelf", "p", 255.5) for _ in range(2)]
+    assert found == [(name, f"{place}/state/shelf/{name}") for name in ("pff0001", "pff0002")]
+    assert sorted(os.listdir(state.room("shelf"))) == ["pff0001", "pff0002"]

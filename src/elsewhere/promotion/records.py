@@ -22,7 +22,6 @@ import fcntl
 import json
 import os
 import pwd
-import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, field, fields
 from typing import Any
@@ -134,9 +133,7 @@ class Promotion:
 def new(state: State, kind: str, sandbox: str, project: str, **more: Any) -> Promotion:
     """Written down before anything is done."""
     now = wall()
-    promotion_id = f"p{int(now):x}{secrets.token_hex(2)}"
-    directory = os.path.join(state.room(JOURNAL), promotion_id)
-    os.mkdir(directory, 0o700)
+    promotion_id, directory = state.entry(JOURNAL, "p", now)
     made = Promotion(directory, promotion_id, kind, sandbox, project, now, by=who(), **more)
     made.save()
     return made

@@ -111,6 +111,16 @@ class State:
     def room(self, name: str) -> str:
         return os.path.join(self.path, name)
 
+    def entry(self, name: str, letter: str, now: float) -> tuple[str, str]:
+        """A new one in a room, with a short name that says when: that, and its directory. Two of one second may be meant to have
+        the same: then another is made up."""
+        while True:
+            entry = f"{letter}{int(now):x}{os.urandom(2).hex()}"
+            directory = os.path.join(self.path, name, entry)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+                return entry, directory
+
     def sandbox(self, sandbox_id: str) -> str:
         """The directory of one sandbox; an id that could name anything else is refused."""
         if not sandbox_id or sandbox_id.startswith(".") or "/" in sandbox_id or "\0" in sandbox_id:
