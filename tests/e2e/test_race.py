@@ -255,7 +255,7 @@ def test_a_race_of_the_projects_file_with_its_own_limits_environment_and_repeats
         'env = { WORD = "theirs" }\n'
         '[[races.approaches]]\nname = "mine"\ncommand = "echo $WORD > word"\nenv = { WORD = "mine" }\nrepeat = 2\n'
         '[[races.approaches]]\nname = "theirs"\ncommand = "echo $WORD > word"\n'
-        '[[races.approaches]]\nname = "late"\ncommand = "sleep 60"\ntimeout = "500ms"\n'
+        '[[races.approaches]]\nname = "late"\ncommand = "sleep 60"\nlimits = { timeout = "500ms" }\n'
         '[[races.approaches]]\nname = "many"\ncommand = "for i in 1 2 3 4 5 6 7 8 9; do sleep 5 & done; wait"\n'
         'limits = { pids = 4 }\n'
     )  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_race_of_the_projects_file_with_its_own_limits_environment_and_repeats
     assert found["setup"]["exit_code"] == 0
     assert [ends["mine", number]["verified"] for number in (1, 2)] == [True, True]
     assert not ends["theirs", 1]["verified"]
-    assert ends["late", 1]["reason"] == "timeout"
+    assert (ends["late", 1]["reason"], ends["late", 1]["why"]) == ("timeout", "it took longer than 500 ms")
     assert not ends["many", 1]["verified"]
     assert ends["many", 1]["reason"] == "pids"
 
@@ -318,12 +318,13 @@ def test_what_makes_no_sense_is_refused_before_anything_is_done(root: Person, wo
 
 def test_a_set_up_that_fails_lets_nobody_start(track: Track) -> None:
     track.person.extra["ELSEWHERE_NETWORK_PUBLISH"] = "0:8000"
-    said = track.person.elsewhere("race", "-a", f"good={GOOD}", "--setup", "exit 9")
+    said = track.person.elsewhere("race", "-a", f"good={GOOD}", "--setup", "echo no deps; exit 9")
     assert (said.returncode, "published" in said.stderr) == (5, False), "nobody would listen there"
     found = track.person.json("experiments", "show", "@last")["experiment"]
     (good,) = found["approaches"]
-    assert found["setup"]["exit_code"] == 9
-    assert "the set-up failed" in found["reason"]
+    assert (found["setup"]["exit_code"], found["setup"]["output"]) == (9, "no deps\n")
+    assert found["reason"] == "the set-up failed with 9, so nothing was tried; the last that it said: no deps"
+    assert found["reason"] in said.stdout
     assert good["started_at"] is None
 
 
@@ -400,10 +401,37 @@ def test_a_forged_score_counts_for_nothing(track: Track) -> None:
     words = ("-a", f"prints={LONG}; echo 0; {forged}", "-a", f"late={late}", "-a", f"good={GOOD}")
     found, each = track.raced(*words, "--verify", VERIFY, "--score", "./score.sh", "--lower")
     assert [each[name]["score"] for name in ("good", "prints")] == [32, 46]
-    assert each["late"]["verified"]
-    assert each["late"]["score"] > 46
-    assert found["winner"] == "good"
+    assert "what verifies it was rewritten while it ran: score.sh" in each["late"]["why"]
+    assert (found["winner"], each["late"]["verified"], each["late"]["score"]) == ("good", False, None)
     assert (each["late"]["put_back"], each["prints"]["put_back"]) == ([], ["score.sh"])
+
+
+def test_a_number_of_somebody_who_outlives_the_score_command_does_not_count(root: Person) -> None:
+    forged = (
+        "import os, select, time\nshell = os.pidfd_open(os.getppid())\nif not os.fork():\n    while not os.path.exists('said'):\n"
+        "        time.sleep(0.01)\n    os.write(1, b'999\\n')\n    open('go', 'w')\n    select.select([shell], [], [])\n"
+    )
+    words = ("-a", f"forged=cat > calc.py <<'P'\n{forged}P", "-a", 'good=echo \'open("go", "w")\' > calc.py')
+    score = "python3 calc.py; echo 5; : > said; until [ -e go ]; do sleep 0.01; done"
+    found, each = Track(root).raced(*words, "--score", score, "--verify-files", "!calc.py")
+    assert (found["winner"], each["good"]["score"], each["forged"]["score"]) == ("good", 5, None)
+    assert "left behind" in each["forged"]["why"]
+
+
+def test_what_verifies_is_not_rewritten_by_what_it_verifies(root: Person) -> None:
+    """But what the check itself writes, it writes in the base as well."""
+    track = Track(root)
+    for name, content in {"app.py": "print(4)\n", "expected": "5\n", "out": ""}.items():
+        (track.project / name).write_text(content)
+    check = "python3 app.py | dd of=out status=none; diff out expected"
+    cheat = 'echo \'open("expected", "w").write("4\\\\n"); print(4)\' > app.py'
+    program = "cp cheat.py app.py"
+    (track.project / "cheat.py").write_text('import shutil\nshutil.copy("/bin/true", "/usr/bin/diff")\nprint(4)\n')
+    words = ("-a", f"file={cheat}", "-a", f"program={program}", "-a", "good=echo 'print(5)' > app.py", "--verify", check)
+    found, each = track.raced(*words, "--score", f"{check} && echo 7", "--verify-files", "!app.py")
+    assert (found["winner"], each["good"]["score"]) == ("good", 7)
+    for name, path in {"file": "expected", "program": "/usr/bin/diff"}.items():
+        assert f"what verifies it was rewritten while it ran: {path}" in each[name]["why"]
 
 
 SCRIPTED = {
@@ -491,6 +519,17 @@ def test_commits_that_may_hold_what_stays_behind_stay_behind_as_well(track: Trac
     assert not track.person.shell("git", "branch", "--list", "elsewhere/*", cwd=track.project).stdout
 
 
+def test_what_a_stage_checks_with_is_the_bases(root: Person) -> None:
+    track = Track(root)
+    (track.project / "ready.sh").write_text("#!/bin/sh\ngrep -q 'a + b' calc.py\n")
+    (track.project / "ready.sh").chmod(0o755)
+    (track.project / "elsewhere.toml").write_text('[[stages]]\nname = "dev"\ntarget = "."\nchecks = ["./ready.sh"]\n')
+    words = ("-a", "cheat=echo > new; echo exit 0 > ready.sh", "--verify", "test -e new")
+    found, each = track.raced(*words, "--promote", code=4)
+    assert (found["winner"], found["promotion"], each["cheat"]["put_back"]) == ("cheat", None, ["ready.sh"])
+    assert not (track.project / "new").exists()
+
+
 def test_one_whose_layers_lie_in_an_image_is_promoted_like_any_other(root: Person) -> None:
     track = Track(root)
     words = ("-a", f"a={MENDS_AND_EDITS}", "-a", "ignored=" + CHEATS["needs-what-is-ignored"], "--disk", "32M", "--best-effort")
@@ -530,6 +569,17 @@ def test_the_same_twice_is_one_promotion(track: Track) -> None:
     assert "a + b" in track.text("calc.py")
 
 
+def test_of_nothing_there_is_no_promotion(track: Track) -> None:
+    """Also if what it did stays behind; and whoever asks again is not told of a plan."""
+    said = track.race("-a", "x=touch tests/test_more.py", "--verify", "true", "--promote")
+    assert (said["experiment"]["counts"]["promoted"], said["promotion"]["id"], _promotions(track)) == (0, None, [])
+    told = track.person.elsewhere("experiments", "promote", "@last", check=True).stdout
+    assert told == "nothing to move: it changed nothing that a promotion moves\n"
+    track.raced("-a", f"x={GOOD}", "--promote")
+    told = track.person.elsewhere("experiments", "promote", "@last", check=True).stdout
+    assert told == "nothing to move: all of it is there already\n"
+
+
 def test_outputs_of_attempts_with_alike_names_are_apart(track: Track) -> None:
     _, each = track.raced("-a", "a=echo command of a", "-a", "a-1-check=echo command of the other", "--verify", "echo check")
     assert [each[name]["output"] for name in ("a", "a-1-check")] == ["command of a\n", "command of the other\n"]
@@ -562,10 +612,10 @@ def _attempts(person: Person, state: str) -> list[str]:
     return [one["name"] for one in said["attempts"] if one["state"] == state and said["state"] == "running"]
 
 
-def _racing(track: Track, *words: str) -> "subprocess.Popen[str]":
+def _racing(track: Track, *words: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         track.person.command("race", *words),
-        cwd=track.project,
+        cwd=cwd or track.project,
         env=track.person.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -588,8 +638,9 @@ def test_an_interrupted_race_goes_on_where_it_was(track: Track, number: int) -> 
         path = max((track.person.state / "experiments").glob("*/experiment.json"), key=os.path.getmtime)
         worker = json.loads(path.read_bytes())["caller"][0]
         os.kill(process.pid if number == signal.SIGINT else worker, number)
-        process.communicate(timeout=60)
+        _, said = process.communicate(timeout=60)
     assert process.returncode != 0
+    assert "elsewhere experiments resume" in said
     found = track.person.json("experiments", "show", path.parent.name)["experiment"]
     assert found["state"] == ("cancelled" if number == signal.SIGINT else "interrupted")
     states = {one["name"]: one["state"] for one in found["approaches"]}
@@ -752,6 +803,14 @@ assert [one.id for one in Experiment.list()][-3] == done.id
 """
 
 
+def test_a_base_that_hangs_does_not_hold_up_who_verified(root: Person) -> None:
+    code = (
+        "from elsewhere import race\nfrom elsewhere.operations.racing import verifying\nverifying._BASE_S = 0.5\n"
+        "print(race(['a=touch done'], verify=['test -e done || sleep 600'], verify_timeout='100s').winner.name)"
+    )
+    assert Track(root).person.sdk(code, timeout=60).stdout == "a\n"
+
+
 def test_functions_race_like_commands(track: Track) -> None:
     code = SDK.replace("LONG", repr(LONG)).replace("VERIFY", repr(VERIFY))
     lines = track.person.sdk(code).stdout.splitlines()
@@ -759,7 +818,7 @@ def test_functions_race_like_commands(track: Track) -> None:
     assert said["winner"] == "mends"
     assert said["scores"] == {"mends": -32, "line": -46, "raises": None, "fails": None, "waits": None}
     assert said["why"]["waits"] == "it took longer than 1.0 s"
-    assert "ended with 1" in said["why"]["raises"]
+    assert said["why"]["raises"] == "its function raised ValueError: no idea"
     assert lines[1] == "no_winner"
     assert "'calc.py'" in lines[2]
     assert lines[3].startswith("None the score function failed: ")
@@ -866,10 +925,11 @@ WRONG = """
 from elsewhere import ElsewhereError, explore, race
 for wrong in (
     {"verify": 3}, {"verify": len}, {"verify": ["true", 3]}, {"verify": ""}, {"scored": [""]}, {"setup": ""}, {"score": ""}, {"score": 5},
-    {"verify_files": 3}, {"verify_files": "x", "verify_from_approach": True},
+    {"verify_files": 3}, {"verify_files": "x", "verify_from_approach": True}, {"env": {"A": 5}}, {"env": "A=5"}, {"limits": {"pids": 5}},
+    {"repeat": "x"}, {"repeat": True}, {"timeout": []}, {"base_ref": 5}, {"approaches": None}, {"approaches": "a=true"},
 ):
     try:
-        race([("a", "true")], **wrong)
+        race(**{"approaches": [("a", "true")], **wrong})
     except ElsewhereError as error:
         print(error.code, error.message, "|", error.hint)
 """
@@ -888,6 +948,15 @@ def test_arguments_of_python_that_make_no_sense_are_refused(root: Person) -> Non
         "bad_command score=5 is not a command | a shell line, or a function that is given a Sandbox",
         "bad_race verify_files=3 is not a glob | 'checks/**', or a list of such",
         "options_together verify_files means nothing beside verify_from_approach | leave one of them out",
+        "bad_env env={'A': 5} is no mapping of texts to texts | env={'DEBUG': '1'}",
+        "bad_env env='A=5' is no mapping of texts to texts | env={'DEBUG': '1'}",
+        "bad_race limits={'pids': 5} are no Limits | limits=Limits(memory='2G')",
+        "bad_count 'x' attempts cannot be made | between 1 and 100",
+        "bad_count True attempts cannot be made | between 1 and 100",
+        "bad_duration timeout=[] is not a duration | timeout='90s'",
+        "bad_race base_ref=5 is not the name of a commit | base_ref='HEAD'",
+        "bad_approach None is no list of approaches | race([(name, work), …])",
+        "bad_approach 'a=true' is no list of approaches | race([(name, work), …])",
     ]
     assert not list((root.state / "sandboxes").glob("*"))
 

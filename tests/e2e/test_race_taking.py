@@ -55,9 +55,11 @@ def test_commits_may_hold_what_was_not_verified_and_stay_inside(track: Track) ->
 
 
 def test_running_the_tests_leaves_nothing_behind_that_is_worth_a_word(track: Track) -> None:
-    done = track.person.elsewhere("race", "-a", f"x={GOOD}; {VERIFY}", "--verify", VERIFY, "--promote")
+    """And a repository that was removed holds no commits."""
+    done = track.person.elsewhere("race", "-a", f"x={GOOD}; {VERIFY}; rm -rf .git", "--verify", VERIFY, "--promote")
     assert done.returncode == 0, done.stderr
     assert "left behind" not in done.stderr
+    assert "commits" not in done.stderr
 
 
 def test_a_conflict_of_a_race_is_settled_by_the_race(track: Track) -> None:
@@ -122,12 +124,29 @@ def test_broken_stages_are_told_before_anything_runs(track: Track) -> None:
 
 
 def test_that_it_was_interrupted_is_no_reason_any_more(track: Track) -> None:
-    with _racing(track, "-a", f"x={GOOD}", "--verify", "sleep 1000") as process:
+    with _racing(track, "-a", f"x=cd ..; {GOOD}", "--verify", "sleep 1000", cwd=track.project / "tests") as process:
         assert eventually(lambda: _attempts(track.person, "verifying") == ["x"], 30)
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     path = max((track.person.state / "experiments").glob("*/experiment.json"), key=os.path.getmtime)
-    path.write_text(path.read_text().replace("sleep 1000", VERIFY))
+    path.write_text(path.read_text().replace("sleep 1000", f"cd ..; {VERIFY}"))
     found = track.person.json("experiments", "resume", path.parent.name)["experiment"]
     assert [one["why"] for one in found["approaches"]] == ["verified"]
     assert json.loads(path.read_bytes())["reason"].startswith("x won")
+
+
+def test_commands_start_where_the_caller_stands(track: Track) -> None:
+    """As those of `run` do; what they name there is the base's. A race of the project's file is the same from everywhere."""
+    part = track.project / "part"
+    part.mkdir()
+    (part / "check.sh").write_text("pwd; grep -q good f\n")
+    (part / "f").write_text("bad\n")
+    (track.project / "elsewhere.toml").write_text('[[races]]\nname = "top"\n[[races.approaches]]\nname = "x"\ncommand = "pwd"\n')
+    track.person.own(track.project)
+    words = ("--setup", "pwd > where", "--verify", "sh check.sh", "--score", "wc -l < where")
+    found, each = track.raced("-a", "good=pwd; echo good > f", "-a", "cheat=: > check.sh", *words, cwd=part)
+    assert (found["winner"], each["good"]["score"], each["good"]["output"]) == ("good", 1, f"{part}\n")
+    assert each["good"]["checks"][0]["output"] == f"{part}\n"
+    assert each["cheat"]["put_back"] == ["part/check.sh"]
+    _, each = track.raced("top", cwd=part)
+    assert each["x"]["output"] == f"{track.project}\n"

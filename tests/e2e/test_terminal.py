@@ -133,6 +133,15 @@ def test_the_summary_names_changes_and_what_to_type_next(person: Person) -> None
     assert "\x1b[" in rest
 
 
+def test_who_is_asked_about_the_winner_of_a_race_has_seen_it(person: Person) -> None:
+    terminal = Terminal(person, "race", "-a", "one=echo x > .envrc", "--promote")
+    before = terminal.expect("go on? [y/N] ")
+    assert before.index("race e") < before.rindex("\x1b[J") < before.index("one won") < before.index(".envrc")
+    terminal.type("y\r")
+    code, rest = terminal.end()
+    assert (code, "one won" in rest, "1 written" in rest) == (0, False, True), rest
+
+
 def test_names_cannot_write_on_the_terminal(person: Person) -> None:
     """A file name with escape sequences in it is shown, not obeyed."""
     _, rest = Terminal(person, "run", "--", "sh", "-c", "touch $(printf 'evil\\033]0;title\\007')").end()

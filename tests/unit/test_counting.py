@@ -22,7 +22,6 @@ OUTPUTS = {
     "vitest": (" Test Files  1 passed (1)\n      Tests  2 failed | 5 passed (7)\n", (5, 2, 0)),
     "mocha": ("  3 passing (8ms)\n  1 pending\n  2 failing\n", (3, 2, 1)),
     "go, verbose": ("--- PASS: TestA (0.00s)\n    --- FAIL: TestB/x (0.00s)\n--- SKIP: TestC (0.00s)\n", (1, 1, 1)),
-    "go": ("ok  \texample.org/a\t0.003s\nFAIL\texample.org/b\t0.004s\n", (1, 1, 0)),
     "cargo": (
         "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured\ntest result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured",
         (4, 2, 1),
@@ -37,7 +36,12 @@ def test_the_summary_of_each_runner_is_understood(kind: str) -> None:
     assert of_output(f"noise before\n{said}\nnoise after") == {"passed": passed, "failed": failed, "skipped": skipped}
 
 
-@pytest.mark.parametrize("said", ["", "all good", "ok then", "passed", "it took 3 passed turns in the game", "1..2 is a range"])
+GO = "--- FAIL: TestA (0.00s)\nFAIL\texample.org/b\t0.004s\nok  \texample.org/a\t0.003s\n"  # of packages, not of tests
+
+
+@pytest.mark.parametrize(
+    "said", ["", "all good", "ok then", "passed", "it took 3 passed turns in the game", "1..2 is a range", GO]
+)
 def test_other_words_are_no_summary(said: str) -> None:
     found = of_output(said)
     assert found is None or found == {"passed": 0, "failed": 0, "skipped": 0}
@@ -162,6 +166,21 @@ def test_who_runs_fewer_tests_than_the_base_has_not_passed(
     mine: dict[str, dict[str, int] | None], base: dict[str, dict[str, int] | None] | None, wrong: str | None
 ) -> None:
     assert doubt("make test", "", mine, base) == wrong
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "passed"),
+    [
+        ("python3 -m unittest -q 2>&1 | tail -5", "Ran 2 tests in 0.1s\n\nFAILED (failures=1)\n", False),
+        ("! python3 -m unittest -q", "Ran 2 tests in 0.1s\n\nFAILED (failures=1)\n", True),
+        ("go test ./... | tee log", GO, False),
+        ("go test ./...", "ok  \texample.org/a\t0.003s\n", True),
+    ],
+)
+def test_who_ends_with_0_and_says_that_tests_failed_has_not_passed(command: str, said: str, passed: bool) -> None:
+    wrong = doubt(command, said, {"output": of_output(said), "junit": None}, None)
+    assert (wrong is None) == passed
+    assert passed or "pipefail" in str(wrong)
 
 
 def test_a_file_of_results_does_not_stand_for_a_runner_that_says_nothing() -> None:

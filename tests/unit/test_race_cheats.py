@@ -139,6 +139,13 @@ BELOW = {
         ('. "$(dirname "$0")/tools/cases.sh"\n', "tools/cases.sh"),
         (". $(dirname $0)/tools/cases.sh\n", "tools/cases.sh"),
         ("export PATH=$PWD/tools:$PATH\nmycheck\n", "tools/mycheck"),
+        ("while read a b; do\n  ./app.py $a\ndone < pats\n", "pats"),
+        ("while read -u 3 a; do ./app.py $a; done 3< expected/a.txt\n", "expected/a.txt"),
+        ("cat pats | while read a b; do ./app.py $a; done\n", "pats"),
+        ("while read a b; do ./app.py $a; done < <(sort -u pats)\n", "pats"),
+        ("for a in $(cat pats); do ./app.py $a; done\n", "pats"),
+        ("mapfile -t all < pats\n", "pats"),
+        ("exec < pats\nread a\n", "pats"),
     ),
     "Makefile": (
         ("test: ; sh check.sh\n", "check.sh"),
@@ -153,6 +160,18 @@ BELOW = {
 def test_what_a_file_of_commands_runs_is_as_in_the_base(name: str, content: str, path: str) -> None:
     found = guard("make test" if name == "Makefile" else f"./{name}", {name: content})
     assert found.takes(f"{P}/{path}", added=False)
+
+
+def test_what_a_check_writes_itself_may_be_another_when_it_has_ended() -> None:
+    found = guard("./run.sh | tee log", {"run.sh": "./app.py > out 2>> err\n(./app.py) > all\ndiff out expected/a.txt\n"})
+    assert [name for name in ("log", "out", "err", "all") if found.minds(f"{P}/{name}", added=False)] == []
+    for path, added in {"run.sh": False, "expected/a.txt": False, "sitecustomize.py": True, "checks/conftest.py": True}.items():
+        assert found.minds(f"{P}/{path}", added=added), path
+    for path in ("checks/__pycache__/x.pyc", "checks/new.txt"):  # by tests, as they run
+        assert not found.minds(f"{P}/{path}", added=True), path
+    assert not found.minds(f"{P}/checks/__pycache__/x.pyc", added=False)
+    assert found.minds("/usr/local/bin/diff", added=True)
+    assert not found.minds("/usr/local/bin/new", added=True)
 
 
 def test_what_the_files_of_a_pattern_run_is_as_in_the_base() -> None:
@@ -177,6 +196,9 @@ def test_what_the_files_of_a_pattern_run_is_as_in_the_base() -> None:
         ("for m in app; do python3 check.py $m.py; done", "app.py"),
         ("python3 check.py $m.py", "app.py"),
         ("python3 -c 'import app; app.main()'", "app.py"),
+        ("while read l; do test ${#l} -lt 80; done < app.py", "app.py"),
+        ("cat app.py | while read l; do test ${#l} -lt 80; done", "app.py"),
+        ('test "$(cat pats)" = 5', "pats"),
         ("pytest src", "src/app.py"),
         ("pytest .", "src/app.py"),
         ("pytest", "src/app.py"),
@@ -207,6 +229,35 @@ def test_tests_are_called_as_the_base_s_configuration_says(name: str, content: s
     assert found.takes(f"{P}/src/deep/check_b.py", added=False)
     assert found.takes(f"{P}/src/deep/data.json", added=False)
     assert not found.takes(f"{P}/src/app.py", added=False)
+    assert guard("cd part && pytest", {f"part/{name}": content}).takes(f"{P}/part/check_b.py", added=False)
+
+
+PLUG = {"tools/plug.py": "from lib import go\n", "tools/lib.py": "", "app.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "path"),
+    [
+        ("pytest", {"pytest.ini": "[pytest]\naddopts = -q -p tools.plug\n"}, "tools/plug.py"),
+        ("python3 -m pytest", {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-ptools.plug"\n'}, "tools/plug.py"),
+        ("pytest -p tools.plug", {}, "tools/plug.py"),
+        ("cd part; pytest", {"part/pytest.ini": "[pytest]\naddopts = -p plug\n", "part/plug.py": ""}, "part/plug.py"),
+        ("pytest", {"conftest.py": 'import os\npytest_plugins = [\n    "tools.plug",\n]\n'}, "tools/plug.py"),
+        ("pytest checks", {"checks/conftest.py": 'pytest_plugins = "tools.plug"\n'}, "tools/plug.py"),
+        ("make test", {"Makefile": "test:\n\ttools/run\n", "tools/run": "#!/usr/bin/env python3\nimport plug\n"}, "tools/lib.py"),
+        ("node ci/run.js", {"ci/run.js": 'const h = require("./harness");\n', "ci/harness.js": ""}, "ci/harness.js"),
+    ],
+)
+def test_what_loads_beside_the_tests_is_as_in_the_base(command: str, told: dict[str, str], path: str) -> None:
+    found = guard(command, {**PLUG, **told})
+    assert found.takes(f"{P}/{path}", added=False)
+    assert not found.takes(f"{P}/app.py", added=False)
+
+
+def test_what_a_script_beside_the_code_loads_is_what_it_tests() -> None:
+    found = guard("python3 check.py && node qa.js", {"check.py": "import app\n", "qa.js": 'require("./app")\n'})
+    assert not found.takes(f"{P}/app.py", added=False)
+    assert not found.takes(f"{P}/app.js", added=False)
 
 
 def test_what_a_link_of_tests_leads_to_is_theirs() -> None:

@@ -341,6 +341,19 @@ def test_the_final_table_says_everything(terminal: Callable[..., Terminal]) -> N
     assert rest == ""
 
 
+def test_what_failed_has_the_last_word(terminal: Callable[..., Terminal]) -> None:
+    """Its command, or a check that told nothing about its tests; not what was good."""
+    there = terminal(400)
+    command = attempt("a", verified=False, exit_code=3, why="its command ended with 3", output="one\nno such file\n\n", checks=[])
+    check = attempt("b", verified=False, why="the check failed: ended with 1")
+    check["checks"][0] |= {"tests": None, "output": "compiling\n\x1b[31msyntax error\x1b[0m\n"}
+    RaceTable(there.stream).finish(race(command, check, attempt("c")))
+    said = there.read()
+    assert said[1].endswith("its command ended with 3; the last that it said: no such file")
+    assert said[2].endswith("ended with 1; the last that it said: syntax error")
+    assert said[3].endswith("all checks passed")
+
+
 @pytest.mark.parametrize("columns", [10, 24, 40, 60, 80, 100, 110, 120, 140, 180])
 def test_the_final_table_loses_nothing_where_it_is_narrow(columns: int, terminal: Callable[..., Terminal]) -> None:
     there = terminal(columns, 200)

@@ -17,7 +17,6 @@ lower = true
 first = true
 allow_failing = true
 verify_files = ["checks/**"]
-verify_from_approach = true
 verify_timeout = "1m"
 timeout = "10m"
 repeat = 2
@@ -57,7 +56,6 @@ def test_everything_that_can_be_written_is_understood_and_can_be_written_down() 
         first=True,
         allow_failing=True,
         verify_files=("checks/**",),
-        verify_from_approach=True,
         verify_timeout=60.0,
         base="pinned",
         env={"A": "1"},
@@ -89,6 +87,13 @@ def test_an_approach_of_the_command_line_has_a_name_and_the_rest_is_its_command(
         ('lower = true\n[[approaches]]\nname = "a"\ncommand = "x"', "no_score", "less is better of what"),
         ('base = "moon"\n[[approaches]]\nname = "a"\ncommand = "x"', "bad_race", "moon"),
         ('verify = [{ name = "x" }]\n[[approaches]]\nname = "a"\ncommand = "x"', "bad_race", "verify"),
+        ('verify = 5\n[[approaches]]\nname = "a"\ncommand = "x"', "bad_race", "verify = 5"),
+        ('scored = true\n[[approaches]]\nname = "a"\ncommand = "x"', "bad_race", "scored = True"),
+        (
+            'verify_files = ["a"]\nverify_from_approach = true\n[[approaches]]\nname = "a"\ncommand = "x"',
+            "bad_race",
+            "means nothing",
+        ),
         ("= 1", "bad_race", "race.toml"),
     ],
 )

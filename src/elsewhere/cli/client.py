@@ -138,7 +138,10 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
     if answer.startswith(b"exit "):
         return int(answer[5:])
     _restore_terminal(terminal)
-    sys.stderr.write("elsewhere: the launcher ended unexpectedly, and the command with it; try again, it is started on demand\n")
+    again = "try again, it is started on demand"
+    if argv[0] == "race" or argv[:2] == ["experiments", "resume"]:
+        again = "elsewhere experiments list names the race, and elsewhere experiments resume goes on with what is missing of it"
+    sys.stderr.write(f"elsewhere: the launcher ended unexpectedly, and the command with it; {again}\n")
     return 125
 
 

@@ -32,6 +32,7 @@ _COLOURS = {"waiting": "2", "running": "36", "verifying": "35", "verified": "32"
 _FIRST = ("running", "verifying", "waiting", "done")  # what is shown where there is not room for all
 _UNDECIDED = " "  # where others have a mark
 _LEAST_WHY = 30  # columns; with less, the reason has lines of its own
+_LONGEST_WORDS = 200
 _UNWATCHED = 10_000  # columns where nobody looks: a line for each attempt
 
 Attempt = dict[str, Any]
@@ -245,7 +246,7 @@ def _compared(attempts: Sequence[Attempt], won: Attempt | None, columns: int) ->
     head = [_Cell(heads[at], "1", rows[0][at].right) for at in used]
     lines = _aligned([head, *([row[at] for at in used] for row in rows)])
     room = columns - max(map(_length, lines)) - 2
-    reasons = [safe(str(one.get("why") or "")) for one in attempts]
+    reasons = [safe(_why(one)) for one in attempts]
     if room >= _LEAST_WHY:
         shown = [[*lines[0], _Cell("  why", "1")]]
         for line, reason in zip(lines[1:], reasons, strict=True):
@@ -260,6 +261,18 @@ def _compared(attempts: Sequence[Attempt], won: Attempt | None, columns: int) ->
             shown.extend(_below(reason, columns))
         return shown
     return _stacked(rows, heads, reasons, columns)
+
+
+def _why(one: Attempt) -> str:
+    """With the last words of the command, or of the check, that failed; one that told about its tests has said enough."""
+    why, failed = str(one.get("why") or ""), one
+    if not one.get("exit_code"):
+        checks = one.get("checks") or ()
+        failed = next((check for check in checks if check.get("required", True) and not check.get("passed")), {})
+    if one.get("verified") or not failed.get("exit_code") or failed.get("reason") != "exited" or failed.get("tests"):
+        return why
+    said = last_line(str(failed.get("output") or ""))
+    return f"{why}; the last that it said: {said[:_LONGEST_WORDS]}" if why and said and said not in why else why
 
 
 def _row(one: Attempt, name: str, won: bool) -> list[_Cell]:

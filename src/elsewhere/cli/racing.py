@@ -1,8 +1,9 @@
 """Verbs about several approaches at once: race, experiments."""
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from elsewhere.experiments.model import Race
 from elsewhere.experiments.records import Experiment
 from elsewhere.operations import experiments, promoted
 from elsewhere.operations.documents.common import error_document
-from elsewhere.operations.promoting import Asked
+from elsewhere.operations.promoting import Agree, Asked, Promoted
 from elsewhere.operations.racing import race as races
 from elsewhere.operations.racing import written
 from elsewhere.operations.racing.race import Raced, Telling
@@ -110,9 +111,12 @@ def _race(arguments: argparse.Namespace, signals: Signals | None) -> int:
     asked = _asked(arguments)
     with _Watching(arguments) as shown:
         telling = Telling(shown.update, shown.remark, teller(), pause_of(signals))
-        agree = promotion.agree_of(arguments)
-        done = races.race(asked, arguments.project, agree=agree, thinks=promotion.thinks(arguments), telling=telling)
-    return _told(arguments, done)
+        agree = shown.asking(promotion.agree_of(arguments))
+        # A race of the project's file is the same wherever somebody stands: it is written from where the file lies.
+        here = None if arguments.name else os.getcwd()
+        thinks = promotion.thinks(arguments)
+        done = races.race(asked, arguments.project, here=here, agree=agree, thinks=thinks, telling=telling)
+    return _told(arguments, done, shown)
 
 
 def _refuse_empty(arguments: argparse.Namespace) -> None:
@@ -193,6 +197,8 @@ class _Watching:
         self._quiet = arguments.json
         self._states: dict[tuple[str, int], str] = {}
         self._id = ""
+        self._document: dict[str, Any] | None = None
+        self.finished = False
 
     def __enter__(self) -> "_Watching":
         return self
@@ -206,11 +212,30 @@ class _Watching:
             show.remark(f"the race was ended; elsewhere experiments resume {self._id} goes on with what is missing")
 
     def update(self, document: dict[str, Any]) -> None:
-        self._id = document["experiment"]["id"]
+        self._id, self._document = document["experiment"]["id"], document
         if self._table is not None:
-            self._table.update(document)
+            if not self.finished:
+                self._table.update(document)
         elif not self._quiet:
             self._lines(document["experiment"])
+
+    def asking(self, agree: Agree | None) -> Agree | None:
+        """Whoever is asked about the result has seen it."""
+
+        def asked(marks: Sequence[tuple[str, str]]) -> bool:
+            if self._document is not None and not self._quiet:
+                self.finish(self._document)
+            return agree is not None and agree(marks)
+
+        return None if agree is None else asked
+
+    def finish(self, document: dict[str, Any]) -> None:
+        """What came of it, once."""
+        if not self.finished:
+            self.finished = True
+            if self._table is not None:
+                self._table.clear()
+            RaceTable(sys.stdout).finish(document)
 
     def remark(self, words: str) -> None:
         if self._table is not None:
@@ -227,21 +252,30 @@ class _Watching:
             self._states[key] = state
 
 
-def _told(arguments: argparse.Namespace, done: Raced) -> int:
+def _told(arguments: argparse.Namespace, done: Raced, shown: _Watching) -> int:
     document = records.document(done.experiment)
     if arguments.json:
         refused = {} if done.refused is None else error_document(done.refused)
         taken = {} if done.promoted is None else promoted.document(promoted.of_promote(done.promoted))
         print_json({**document, **taken, **refused})
     else:
-        RaceTable(sys.stdout).finish(document)
+        shown.finish(document)
         if done.promoted is not None:
-            promotion.show_done(promoted.of_promote(done.promoted))
+            _show_taken(done.promoted)
     if done.refused is not None:
         show.error(done.refused)
     if not arguments.json:
         show.remark(f"experiment {done.experiment.id}; elsewhere experiments report {done.experiment.id} makes a page of it")
     return done.exit_code
+
+
+def _show_taken(done: Promoted) -> None:
+    """If there is no promotion, there was nothing to move."""
+    if done.promotion is not None:
+        promotion.show_done(promoted.of_promote(done))
+    else:
+        same = done.ready.plan.same
+        print(f"nothing to move: {'all of it is there already' if same else 'it changed nothing that a promotion moves'}")
 
 
 # -- experiments ----------------------------------------------------------------------------------------------------------------
@@ -348,20 +382,19 @@ def _promote(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         thinks=promotion.thinks(arguments),
     )
     _, _, done = experiments.promote(str(wanted), name, asked, show.remark)
-    said = promoted.of_promote(done)
     if arguments.json:
-        print_json(promoted.document(said))
+        print_json(promoted.document(promoted.of_promote(done)))
     else:
-        promotion.show_done(said)
+        _show_taken(done)
     return 0
 
 
 def _resume(arguments: argparse.Namespace, signals: Signals | None) -> int:
     with _Watching(arguments) as shown:
         telling = Telling(shown.update, shown.remark, teller(), pause_of(signals))
-        agree = promotion.agree_of(arguments)
+        agree = shown.asking(promotion.agree_of(arguments))
         done = races.resume(arguments.words[0], agree=agree, thinks=promotion.thinks(arguments), telling=telling)
-    return _told(arguments, done)
+    return _told(arguments, done, shown)
 
 
 _VERBS: dict[str, Callable[[argparse.Namespace, Signals | None], int]] = {

@@ -2,12 +2,14 @@
 are compared by what they say. Pure: names and contents go in."""
 
 import configparser
+import itertools
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["COMPANIONS", "CONFIGURES", "MAKE", "package", "python_files"]
+__all__ = ["COMPANIONS", "CONFIGURES", "MAKE", "package", "plugins", "python_files"]
 
 MAKE = ("Makefile", "makefile", "GNUmakefile", "*.mk")
 _NPM = (
@@ -67,6 +69,7 @@ COMPANIONS = {
     "mvn": _MAVEN,
     "mvnw": _MAVEN,
 }
+_PLUGINS = re.compile(r"""^pytest_plugins\b[^=\n]*=\s*(\[[^\]]*\]|\([^)]*\)|.+)""", re.MULTILINE)
 _LINTERS = ("mypy", "ruff", "flake8", "pylint", "pyright", "basedpyright", "black", "isort")
 _OF_TOOLS = ("pytest", "coverage", "tox", "nox", "hatch", "poe", "pdm", "taskipy", *_LINTERS)
 
@@ -101,15 +104,28 @@ def _ini(content: bytes | None) -> Any:
 
 
 def python_files(name: str, content: bytes | None) -> list[str]:
-    """Of one of the files that may configure pytest."""
+    """What tests are called, by one of the files that may configure pytest."""
+    return _of_pytest(name, content, "python_files")
+
+
+def plugins(name: str, content: bytes | None) -> list[str]:
+    """Modules that pytest loads, by one of the files that may configure it, or by a conftest.py."""
+    if name.endswith("conftest.py"):
+        told = _PLUGINS.search((content or b"").decode("utf-8", "replace"))
+        return re.findall(r"""["']([\w.]+)["']""", told[1]) if told else []
+    words = _of_pytest(name, content, "addopts")
+    return [word for before, word in itertools.pairwise(words) if before == "-p"] + [one[2:] for one in words if one[:2] == "-p"]
+
+
+def _of_pytest(name: str, content: bytes | None, option: str) -> list[str]:
     told: Any = None
     try:
         if name.endswith(".toml"):
             read = tomllib.loads((content or b"").decode())
             pytest = read.get("tool", {}).get("pytest", {}) if name == "pyproject.toml" else read.get("pytest", {})
-            told = pytest.get("ini_options", pytest).get("python_files")
+            told = pytest.get("ini_options", pytest).get(option)
         elif isinstance(sections := _ini(content), dict):
-            told = next((one["python_files"] for one in sections.values() if "python_files" in one), None)
+            told = next((one[option] for one in sections.values() if option in one), None)
     except (ValueError, RecursionError, AttributeError):
         return []
     names = told.split() if isinstance(told, str) else told if isinstance(told, list) else []

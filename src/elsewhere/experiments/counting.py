@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from elsewhere import units
 from elsewhere.experiments.lines import programs
 
-__all__ = ["Counted", "Tests", "doubt", "last_number", "of_junit", "of_output", "says_nothing"]
+__all__ = ["Counted", "Tests", "doubt", "last_number", "numbers", "of_junit", "of_output", "says_nothing"]
 
 Tests = dict[str, int]
 Counted = Mapping[str, Tests | None]  # by where it was told: output, junit
@@ -33,9 +33,11 @@ _JEST = re.compile(r"^ *Tests:? +((?:\d+ \w+[,|] *| *\| *)*\d+ \w+.*)$", re.MULT
 _MOCHA = re.compile(r"^ *(\d+) (passing|failing|pending)\b", re.MULTILINE)
 _CARGO = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 _GO = re.compile(r"^ *--- (PASS|FAIL|SKIP): ", re.MULTILINE)
-_GO_PACKAGE = re.compile(r"^(ok|FAIL)[ \t]+\S+[ \t]+[\d.(]", re.MULTILINE)
+_GO_VERBOSE = re.compile(r"^(?:=== RUN | *--- (?:PASS|SKIP): )", re.MULTILINE)
+_GO_FAILED = re.compile(r"^(?:FAIL\t\S+\t[\d.]+s|FAIL\t\S+ \[|--- FAIL: \S+ \([\d.]+s\))", re.MULTILINE)
 _TAP_PLAN = re.compile(r"^1\.\.\d+", re.MULTILINE)
 _TAP = re.compile(r"^(not )?ok\b(?:[^#\n]*(#\s*(?:skip|todo)))?", re.MULTILINE | re.IGNORECASE)
+_NEGATED = re.compile(r"(?:^|[;&|({]|\b(?:if|while|until|then|do|else))\s*!\s")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?%?")
 
 
@@ -96,12 +98,11 @@ def _cargo(text: str) -> Tests | None:
 
 
 def _go(text: str) -> Tests | None:
-    """Without -v, it tells of packages only."""
+    """Without -v, it tells of packages and of tests that failed: nobody knows how many ran."""
+    if not _GO_VERBOSE.search(text):
+        return None
     words = _GO.findall(text)
-    if words:
-        return _tests(words.count("PASS"), words.count("FAIL"), words.count("SKIP"))
-    packages = _GO_PACKAGE.findall(text)
-    return _tests(packages.count("ok"), packages.count("FAIL"), 0) if packages else None
+    return _tests(words.count("PASS"), words.count("FAIL"), words.count("SKIP"))
 
 
 def _tap(text: str) -> Tests | None:
@@ -170,8 +171,13 @@ def doubt(command: str, text: str, counted: Counted, base: Counted | None) -> st
         return f"{silent} ended with 0 and did not say that it had come to its end"
     if any(tests is not None and _ran(tests) == 0 for tests in counted.values()):
         return "it ended with 0 and ran no test"
-    for where, before in (base or {}).items():
-        tests = counted.get(where) or _tests(0, 0, 0)
+    failed = next((tests for tests in counted.values() if tests is not None and tests["failed"]), None)
+    if (failed is not None or _GO_FAILED.search(_ESCAPES.sub("", text))) and not _NEGATED.search(command):
+        of = "tests" if failed is None else f"{failed['failed']} of {units.count(_ran(failed), 'test')}"
+        slip = "of a pipe, the last command's end counts: leave it out, or bash -o pipefail -c '…'"
+        return f"it ended with 0 though {of} failed ({slip})"
+    for where, found in counted.items():
+        tests, before = found or _tests(0, 0, 0), (base or {}).get(where)
         if before is None:
             continue
         if _ran(tests) < _ran(before):
@@ -189,9 +195,11 @@ def _ran(tests: Tests) -> int:
 
 def last_number(text: str) -> float | None:
     """Of the last line that is a number and nothing else."""
-    for line in reversed(_ESCAPES.sub("", text).splitlines()):
-        word = line.strip()
-        if _NUMBER.fullmatch(word):
-            value = float(word.rstrip("%"))
-            return value if math.isfinite(value) else None
-    return None
+    value = next(reversed(numbers(text)), None)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def numbers(text: str) -> list[float]:
+    """Of all lines that are one and nothing else."""
+    words = (line.strip() for line in _ESCAPES.sub("", text).splitlines())
+    return [float(word.rstrip("%")) for word in words if _NUMBER.fullmatch(word)]

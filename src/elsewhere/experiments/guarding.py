@@ -42,11 +42,16 @@ _ALWAYS = (
     "pyvenv.cfg",
     "elsewhere.toml",
 )
+_MADE = re.compile(r"(?:^|/)__pycache__/|\.py[co]$")  # by whoever runs something
+_BY_ITSELF = re.compile(r"(?:^|/)(?:conftest\.py|(?:site|user)customize(?:\.py|/.*)?|[^/]*\._?pth)$")
 _OF_COMMANDS = re.compile(r"(?:^|/)(?:[^/.]+|.*\.(?:sh|bash|zsh|mk|bats)|\.?[jJ]ustfile|[tT]askfile[^/]*)$")
 _RUN = re.compile(r"\.(?:sh|bash|zsh|bats|awk|pl|t)$")  # a file of that name is hardly ever only looked at
 _PROGRAMS = ("bin", "sbin", ".bin", "shims")
 _PACKAGES = ("site-packages", "dist-packages", "node_modules")
 _HIDES = re.compile(r"(\w+)(?:\.py|\.pyc|\.pyd|(?:\.[\w-]+)*\.so|/__init__\.[^/]+)?")
+_TOOLS = ("tools", "scripts", "ci", ".ci", "hack", "qa", "checks", "harness")
+_IMPORTED = re.compile(r"^ *(?:from +\.?([\w.]+) +import\b|import +([\w., ]+?)(?: +as\b.*)?$)", re.MULTILINE)
+_REQUIRED = re.compile(r"""(?:\brequire\(|\bfrom|\bimport\(?)\s*["'](\./[\w./-]+)["']""")
 _INCLUDED = re.compile(r"[-s]?include\s+(.*)")
 _AT_ONCE = re.compile(r"[^\t#=][^=]*?:[^=;]*;(.*)")  # `test: ; sh check.sh`
 _VARIABLE = r"\$\{[^{}]*\}|\$\w+"
@@ -87,6 +92,7 @@ class Guard:
         for name in VERIFY_FILES:
             named.link(name)
         self._files, self._loose, self._programs, self._places = named.files, named.loose, named.programs, named.places
+        self._outputs = named.outputs
         companions = [one for name in self._programs for one in configuring.COMPANIONS.get(name, ())]
         wanted = [one for one in patterns if not one.startswith("!")]
         self._matches = matcher([*VERIFY_FILES, *wanted, *companions, *named.patterns, *_ALWAYS], project)
@@ -109,6 +115,17 @@ class Guard:
             or self._is_tool(name)
             or (added and bare == path and self._shadows(name))
         )
+
+    def minds(self, path: str, *, added: bool) -> bool:
+        """Whether a path is looked at that a verifying command left other than it was: tests write files among their own, but
+        not into those that were there, nor what would run by itself."""
+        name = path.removeprefix(self._within)
+        if name in self._outputs:
+            return False
+        if name != path:
+            return _BY_ITSELF.search(name) is not None if added else not _MADE.search(name)
+        place, program = os.path.split(path)
+        return os.path.basename(place) in _PROGRAMS and (not added or program in self._programs)
 
     def _is_tool(self, name: str) -> bool:
         """A verifying program itself, or a part of it, where a project keeps its own."""
@@ -153,13 +170,14 @@ class _Named:
         self._base = base
         self._within = within
         self._read: set[str] = set()
-        self._test_names: set[str] | None = None
+        self._test_names: dict[str, set[str]] = {}
         self.files: set[str] = set()
         self.loose: set[str] = set()
         self.patterns: set[str] = set()
         self.programs: set[str] = set()
         self.directories: set[str] = set()
         self.places: set[str] = set()
+        self.outputs: set[str] = set()
 
     def command(self, line: str) -> None:
         """One that verifies."""
@@ -189,6 +207,7 @@ class _Named:
                     places.append(one)
                     self.directories.add(one)
         self.places |= {one for word in found.places for place in places if (one := self._relative(place, word)) is not None}
+        self.outputs |= {one for word in found.outputs for place in places if (one := self._relative(place, word))}
         candidates = found.candidates | {os.path.join(place, name) for place in self.places for name in found.programs}
         if whole:
             candidates |= {word for word in found.files if "$" not in _COMPUTED.sub("", word)}
@@ -205,9 +224,11 @@ class _Named:
 
     def _tests(self, found: lines.Line, places: list[str]) -> None:
         """A directory that a test runner is given, with tests in it, is theirs with all that they need."""
-        names = {*found.test_names, *(self._configured() if "pytest" in found.programs else ())}
+        names = {*found.test_names, *(self._configured(places) if "pytest" in found.programs else ())}
         for name in names:
             self._add(name)
+        if "pytest" in found.programs:
+            self._plugins(places, [one for word in found.tested for place in places if (one := self._relative(place, word))])
         is_test = matcher([*(name for name in VERIFY_FILES if "*" in name), *(names & self.patterns)], "/")
         for one in {self._relative(place, word) for word in found.tested for place in places} - {None, ""}:
             self.link(str(one))
@@ -215,12 +236,23 @@ class _Named:
             if any(is_test(f"/{name}") for name in inside):
                 self._add(f"{self._within}{one}")
 
-    def _configured(self) -> set[str]:
-        """What tests are called in the base's configuration of pytest."""
-        if self._test_names is None:
-            named = (one for name in _TEST_CONFIGURATIONS for one in configuring.python_files(name, self._base.read(name)))
-            self._test_names = {one for one in named if not is_everything(one.removesuffix(".py"))}
-        return self._test_names
+    def _configured(self, places: list[str]) -> set[str]:
+        """What tests are called in the base's configuration of pytest, wherever it may be run."""
+        for place in places:
+            if place not in self._test_names:
+                read = ((name, self._base.read(os.path.join(place, name))) for name in _TEST_CONFIGURATIONS)
+                named = [one for name, content in read for one in configuring.python_files(name, content)]
+                self._test_names[place] = {one for one in named if not is_everything(one.removesuffix(".py"))}
+        return {one for place in places for one in self._test_names[place]}
+
+    def _plugins(self, places: list[str], tested: list[str]) -> None:
+        """Modules of the project that pytest is told to load before any test."""
+        told = [os.path.join(place, name) for place in places for name in _TEST_CONFIGURATIONS]
+        told += [os.path.join(place, name, "conftest.py") for place in places for name in ("", "tests", "test")]
+        for path in dict.fromkeys([*told, *(os.path.join(one, "conftest.py") for one in tested)]):
+            for module in configuring.plugins(os.path.basename(path), self._base.read(path)):
+                for one in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+                    self._word(one, ["", "src", *places, os.path.dirname(path)], 1, is_script=False)
 
     def _wide(self, word: str, places: list[str], *, is_reference: bool) -> None:
         """A directory that something is compared with, or a pattern that the shell makes names of."""
@@ -240,6 +272,8 @@ class _Named:
                 if leads_to := self._base.leads_to(one):
                     self.link(one)
                     self._word(leads_to, here, depth + 1, is_script=is_script)
+                for word in _loaded(one, content):
+                    self._word(word, [os.path.dirname(one)], depth + 1, is_script=False)
                 for line in _lines_of(one, content):
                     self._line(line, here, depth + 1)
         if found or not is_script:
@@ -267,6 +301,18 @@ class _Named:
             word, place = word[len(self._within) :], ""
         found = os.path.normpath(os.path.join(place, word))
         return None if found.startswith(("/", "..")) else "" if found == "." else found
+
+
+def _loaded(name: str, content: bytes) -> Iterator[str]:
+    """What a script of Python or JavaScript loads that lies beside it, where tools lie; elsewhere that may be what it tests."""
+    if os.path.basename(os.path.dirname(name)) not in _TOOLS:
+        return
+    text = content.decode("utf-8", "replace")
+    if name.endswith(".py") or re.match(r"#!.*python", text):
+        told = [word for one in _IMPORTED.finditer(text) for word in (one[1] or one[2]).replace(" ", "").split(",")]
+        yield from (one for word in told for path in [word.replace(".", "/")] for one in (f"{path}.py", f"{path}/__init__.py"))
+    elif re.search(r"\.[cm]?[jt]s$", name) or re.match(r"#!.*node", text):
+        yield from (f"{word}{end}" for word in _REQUIRED.findall(text) for end in ("", ".js", ".mjs", ".cjs", ".ts", "/index.js"))
 
 
 def _lines_of(name: str, content: bytes) -> Iterator[str]:

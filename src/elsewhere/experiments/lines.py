@@ -5,6 +5,7 @@ files that they take, and the directories that it goes to.
     cd src && ./score.sh data               programs cd, score.sh; scripts ./score.sh; files src, data
     cat check.sh | sh                       programs cat, sh; candidates check.sh
     diff out expected                       programs diff; files out, expected
+    while read a b; do ./try $a; done < cases    programs read, try, done; scripts ./try; files cases
     grep -q fixed README.md                 programs grep
 
 What a program only looks at (`grep`, `wc`, a linter; `< FILE`) or translates (a compiler) is its subject, and no file of the
@@ -53,6 +54,11 @@ _NO_PROGRAM = re.compile(r"-|\.?\d[\d.]*[smhd]?$|\w+=|[({]$")  # options, number
 _SEPARATORS = (";", "&&", "||", "|", "&", "\n")
 _SUBSTITUTION = re.compile(r"[$<>]\(([^()]*)\)|`([^`]*)`")
 _COMMANDS_OR_CODE = re.compile(r"\.(?:sh|bash|zsh|ksh|bats|awk|pl|t|py|js|mjs|cjs|ts|rb|php)$")
+_CODE = re.compile(r"\.(?:py|[jt]sx?|[cm]js|c|h|cc|hh|cpp|hpp|go|rs|java|rb|php|cs|kt|swift|scala|lua|html|css|md)$")
+_READ_BY_SHELL = ("<", "done", "fi", "esac", "}", "read", "mapfile", "readarray")  # what is redirected to these
+_WRITTEN = (">", ">>", ">|", "&>", ">&")
+_LISTERS = ("cat", "head", "tail", "sort")
+_LISTED = re.compile(r"\bin\s+$|<$")  # before a `$(…)`, or the `(…)` of a `<(…)`
 _WITHIN_CODE = re.compile(r"[\w./-]+\.(?:sh|bash|zsh|bats|awk|pl|t)\b")
 _ASSIGNED = re.compile(r"""(?:^|[\s;&|(])(\w+)=("[^"$`]*"|'[^'$`]*'|[^\s;&|()$`"'<>]+)""", re.MULTILINE)
 _DEFINED = re.compile(r"^(?:export[ \t]+)?(\w+)[ \t]*[:?+!]*=[ \t]*(.+)$", re.MULTILINE)
@@ -64,7 +70,8 @@ _DEEPEST, _MOST_VARIANTS, _MOST_VALUES = 3, 40, 20
 class Line(NamedTuple):
     """Words as they are written. `candidates` are scripts if there is a file of that name; `references` are what something is
     compared with, or is: files, or whole directories; `patterns` are of files that are run, and `test_names` of tests;
-    `tested` is what a test runner is given; `places` are where programs are looked for."""
+    `tested` is what a test runner is given; `places` are where programs are looked for; `outputs` are written by
+    the line itself."""
 
     programs: set[str]
     scripts: set[str]
@@ -76,9 +83,10 @@ class Line(NamedTuple):
     patterns: set[str]
     tested: set[str]
     test_names: set[str]
+    outputs: set[str]
 
 
-_KINDS = ("program", "script", "candidate", "file", "reference", "directory", "place", "pattern", "tested", "test name")
+_KINDS = ("program", "script", "candidate", "file", "reference", "directory", "place", "pattern", "tested", "test name", "output")
 
 
 def parsed(line: str, *, captured: bool = True) -> Line:
@@ -142,12 +150,16 @@ def _named(line: str, depth: int = 0, *, captured: bool = True) -> Iterator[tupl
     if depth > _DEEPEST:
         return
     while (found := _SUBSTITUTION.search(line)) is not None:
+        if _LISTED.search(line[: found.start()] + found[0][0].strip("$`")):
+            yield from (("reference", word) for words, _ in _commands(found[1] or found[2] or "") for word in _listed(words))
         line = f"{line[: found.start()]}${{_}}{line[found.end() :]}"
         if captured:
             yield from _named(found[1] or found[2] or "", depth + 1)
     where = ""
     before: list[list[str]] = []  # in the same pipeline
     for words, feeds in _commands(line):
+        if words[0] in ("while", "until", "read", "mapfile", "readarray"):
+            yield from (("reference", word) for others in before for word in _listed(others))
         for kind, word in _of_command(words):
             if kind == "line":
                 yield from _named(word, depth + 1, captured=captured)
@@ -215,11 +227,15 @@ def _looked_through(word: str) -> Iterator[tuple[str, str]]:
 def _taken(name: str, rest: list[str]) -> Iterator[tuple[str, str]]:
     """The arguments of a program that may be files, and where it is told to work."""
     for number, word in enumerate(rest):
-        before = rest[number - 1] if number else ""
+        before = rest[number - 1] if number else name if name in _WRITTEN else ""
+        if before in _WRITTEN or (name == "tee" and not word.startswith("-")):
+            yield "output", word
         if name in ("cd", "pushd") or before in ("-C", "--directory", "--cwd", "--prefix"):
             yield "directory", word
         elif name == "export":
             yield from _looked_through(word)
+        elif name in _READ_BY_SHELL and (before == "<" or (name == "<" and number == 0)):
+            yield "subject" if _CODE.search(word) else "reference", word
         elif name not in _READERS and "<" not in before and not word.startswith(("<", ">")):
             value = word.partition("=")[2] if word.startswith("-") else word
             yield "reference" if name in _COMPARERS else "file", value.partition("::")[0]
@@ -295,6 +311,10 @@ def _tested(name: str, rest: list[str]) -> Iterator[tuple[str, str]]:
             yield "script", value
         if name not in _SIDE_BY_SIDE:
             yield "tested", value
+    if name in ("pytest", "py.test"):
+        loaded = [word for before, word in itertools.pairwise(rest) if before == "-p"]
+        paths = [one.replace(".", "/") for one in (*loaded, *(word[2:] for word in rest if word.startswith("-p")))]
+        yield from (("candidate", one) for path in paths if path for one in (f"{path}.py", f"{path}/__init__.py"))
     if name == "unittest" and "discover" in rest:
         after = [word for before, word in itertools.pairwise(rest) if before in ("-p", "--pattern")]
         given = [word.partition("=")[2] for word in rest if word.startswith("--pattern=")]
@@ -342,6 +362,12 @@ def _input_of(words: list[str]) -> Iterator[str]:
     """What a program reads whose output is compared with something; for one that only looks at it, it is its subject."""
     if not any(word in _READERS for word in words):
         yield from (word for before, word in itertools.pairwise(words) if before == "<")
+
+
+def _listed(words: list[str]) -> Iterator[str]:
+    """Files whose lines are taken one by one, and so say what is tried; whoever goes through code looks at that."""
+    if words[0] in _LISTERS:
+        yield from (word for word in words[1:] if not word.startswith(("-", "<", ">")) and not _CODE.search(word))
 
 
 def _commands(line: str) -> Iterator[tuple[list[str], bool]]:

@@ -79,7 +79,8 @@ class Approach:
 class Race:
     """`verify_files` are globs of what is as in the base when anything is verified, beside `VERIFY_FILES`; with `!` before them,
     of what is the approach's own though a verifying command names it, or though it is called like a test. `score` is None
-    if there is none, or if it is a Python function (`scored_by_python`)."""
+    if there is none, or if it is a Python function (`scored_by_python`). `directory` is where all commands start, relative to the
+    project's top."""
 
     approaches: tuple[Approach, ...]
     checks: tuple[Check, ...] = ()
@@ -98,6 +99,7 @@ class Race:
     env: Mapping[str, str | None] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
+    directory: str = ""
 
     def packed(self) -> dict[str, Any]:
         """Plain values, fit for a record."""

@@ -110,8 +110,8 @@ def _unique(names: Sequence[str], what: str) -> None:
 
 def repeated(race: Race, count: int) -> Race:
     """So many attempts of each approach."""
-    if not 1 <= count <= _MOST_REPEATS:
-        raise UsageError("bad_count", f"{count} attempts cannot be made", hint=f"between 1 and {_MOST_REPEATS}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REPEATS:
+        raise UsageError("bad_count", f"{units.brief(count)} attempts cannot be made", hint=f"between 1 and {_MOST_REPEATS}")
     return replace(race, approaches=tuple(replace(one, repeat=count) for one in race.approaches))
 
 
@@ -171,8 +171,12 @@ class _Table:
             env=whole["env"],
             settings=whole["settings"],
             name=None if name is None else _name(name, f"{self._where}: the race"),
-            **{key: self._switch(key) for key in _SWITCHES},
+            **dict[str, Any]((key, self._switch(key)) for key in _SWITCHES),
         )
+        if made.verify_files and made.verify_from_approach:
+            raise UsageError(
+                "bad_race", f"{self._where}: verify_files means nothing beside verify_from_approach", hint="leave one of them out"
+            )
         return complete(made)
 
     def approach(self, timeout: float | None, repeat: int | None) -> Approach:
@@ -199,8 +203,10 @@ class _Table:
 
     def _checks(self, key: str, *, required: bool) -> tuple[Check, ...]:
         values = self._table.get(key, [])
+        if not isinstance(values, str | dict | list):
+            raise self._wrong(key, "is neither a command nor a list of them", f'{key} = ["pytest -q"]')
         found: list[Check] = []
-        for number, one in enumerate([values] if isinstance(values, str | dict) else values, 1):
+        for number, one in enumerate(values if isinstance(values, list) else [values], 1):
             if isinstance(one, str):
                 found += checks_of([one], required=required)
                 continue

@@ -23,7 +23,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, field, fields
@@ -63,7 +62,8 @@ class Attempt:
     """One try of one approach. `changes` is {"files", "added", "removed", "others", "paths"}, what a promotion would move;
     `others` are files without changed lines. `put_back` are paths that were as in the base when it was verified, whatever the
     approach had made of them, and that stay behind; `stays` how many other changes a promotion does not move, by the reason;
-    `commits` whether some of those are commits; `scored` how many of the scored checks passed."""
+    `commits` whether some of those are commits; `scored` how many of the scored checks passed; `died_of` why its command did not
+    end well, in words."""
 
     name: str
     attempt: int
@@ -84,6 +84,7 @@ class Attempt:
     changes: dict[str, Any] | None = None
     denials: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
+    died_of: str = ""
     checks: list[dict[str, Any]] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
     stays: dict[str, int] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Attempt:
 class Experiment:
     """`race` is what was asked, packed; `template` the sandbox that all attempts are forks of; `caller` the process that runs
     it; `promotion` the last of the `promotions` by which something of it was moved to reality, `refused` why that was not done
-    last; `baseline` what each check counted in the base, by its number."""
+    last; `baseline` what each check counted and rewrote in the base, by its number."""
 
     directory: str
     id: str
@@ -193,11 +194,8 @@ class Experiment:
 def new(state: State, project: str, race: Race) -> Experiment:
     """Written down before anything is done."""
     now = wall()
-    experiment_id = f"e{int(now):x}{secrets.token_hex(2)}"
-    room = state.room(EXPERIMENTS)
-    os.makedirs(room, 0o700, exist_ok=True)
-    directory = os.path.join(room, experiment_id)
-    os.mkdir(directory, 0o700)
+    os.makedirs(state.room(EXPERIMENTS), 0o700, exist_ok=True)
+    experiment_id, directory = state.entry(EXPERIMENTS, "e", now)
     made = Experiment(directory, experiment_id, project, race.packed(), now, list(Caller.this()))
     made.attempts = [
         Attempt(one.name, number, one.command)
@@ -310,7 +308,7 @@ def document(experiment: Experiment) -> dict[str, Any]:
             "promotions": experiment.promotions,
             "refused": experiment.refused,
             "counts": counts(experiment),
-            "setup": experiment.setup,
+            "setup": None if experiment.setup is None else {**experiment.setup, "output": tail(experiment.file("setup.out"))},
             "verify": [{"name": one["name"], "command": one["command"], "required": one["required"]} for one in race["checks"]],
             "score": "a Python function" if race.get("scored_by_python") else race.get("score"),
             "lower": race.get("lower", False),

@@ -1,6 +1,6 @@
 """`explore`: a search for the best state of a project, in which every node is a snapshot, forked from its parent's.
 
-    start ─► expand ─► a fork for each step ─► the step in it ─► score ─┬─ None, or the step failed: a dead end, removed at once
+    start ─► expand ─► a fork for each step ─► the step in it ─► score ─┬─ None, or something failed: a dead end, removed at once
                ▲                                                        ├─ among the best of its level: gone on from
                └────────────────────────────────────────────────────────┴─ otherwise: passed over, removed
 
@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from types import TracebackType
@@ -24,7 +24,6 @@ from elsewhere.clock import monotonic, stamp, wall
 from elsewhere.errors import ElsewhereError, NotFound, UsageError
 from elsewhere.experiments.report import render
 from elsewhere.sdk.promotion import Promotion
-from elsewhere.sdk.results import CommandFailed
 from elsewhere.sdk.sandbox import Sandbox
 from elsewhere.values import dataclass
 
@@ -32,6 +31,9 @@ __all__ = ["Budget", "Node", "Tree", "explore"]
 
 _SNAPSHOT = "node"
 _LONGEST_STEP = 200
+_LONGEST_WHY = 500
+_MOST_STEPS = 10_000  # from one state: whoever gives more gives them without end
+_SHORTEST_S = 0.001
 
 Step = str | Sequence[str] | Callable[[Sandbox], object]
 Expand = Callable[[Sandbox], Iterable[Step | tuple[str, Step]] | Mapping[str, Step]]
@@ -153,10 +155,13 @@ def explore(
 ) -> Tree:
     """Search for the state with the highest score. `start` is a sandbox, which is left as it is, or a project. `expand(box)`
     gives the steps that can be taken from a state, as commands or as functions that get a sandbox, by their names or in a list,
-    where a pair is a name and a step; `score(box)` a number, or None for a dead end. On each of `depth` levels the `beam` best
-    are gone on from. `budget` is a number of nodes, a time (`"2m"`) or a `Budget`; the search ends at once when a score reaches
-    `goal`. `workers` steps are taken at a time, and then the functions are called by several threads; the tree is the same."""
+    where a pair is a name and a step; `score(box)` a number, or None for a dead end. What any of them raises makes a dead end,
+    too. On each of `depth` levels the `beam` best are gone on from. `budget` is a number of nodes, a time (`"2m"`) or a `Budget`;
+    a command is ended when the time is used up, a function is not. The search ends at once when a score reaches `goal`. `workers`
+    steps are taken at a time, and then the functions are called by several threads; the tree is the same."""
     _check(beam=beam, depth=depth, workers=workers)
+    if goal is not None and (not isinstance(goal, (int, float)) or math.isnan(goal)):
+        raise UsageError("bad_search", f"goal={units.brief(goal)} is not a score", hint="goal=12, for one")
     allowed = _budget(budget)
     with contextlib.ExitStack() as stack:
         box = start if isinstance(start, Sandbox) else stack.enter_context(Sandbox.create(start))
@@ -219,6 +224,9 @@ class _Search:
         self._nodes.append(root)
         self._take(root, start, None)
         level, ended = [root], f"{units.count(depth, 'level')} deep"
+        if self._reached(root):
+            self._chosen(level, [])
+            depth, ended = 0, "the goal is reached"
         for _ in range(depth):
             grown, ended_early = self._level(level)
             level = self._chosen(level, grown)
@@ -238,7 +246,8 @@ class _Search:
     def _reason(self, ended: str) -> str:
         tried = units.count(len(self._nodes), "node")
         if self._best is None:
-            return f"nothing had a score among {tried}; the search ended: {ended}"
+            why = next((f" ({node.why})" for node in self._nodes if node.why), "")
+            return f"nothing had a score among {tried}{why}; the search ended: {ended}"
         steps = units.count(self._best.depth, "step")
         return f"the highest score among {tried} is {self._best.score:.10g}, after {steps}; the search ended: {ended}"
 
@@ -247,16 +256,19 @@ class _Search:
         asked: list[tuple[Node, Step]] = []
         ended = ""
         for parent in level:
-            for name, step in self._steps(parent):
-                if self._most is not None and len(self._nodes) - 1 + len(asked) >= self._most:
-                    ended = f"the budget of {units.count(self._most, 'node')} is used up"
-                    break
-                asked.append((Node(len(self._nodes) + len(asked), parent, parent.depth + 1, name), step))
+            with contextlib.closing(self._steps(parent)) as steps:
+                for name, step in steps:
+                    if self._most is not None and len(self._nodes) - 1 + len(asked) >= self._most:
+                        ended = f"the budget of {units.count(self._most, 'node')} is used up"
+                        break
+                    asked.append((Node(len(self._nodes) + len(asked), parent, parent.depth + 1, name), step))
+                    if self._late():
+                        break
             if ended or self._late():
                 break
         begun = self._each(asked)
         grown = [node for (node, _), was in zip(asked, begun, strict=True) if was]
-        reached = next((at for at, node in enumerate(grown) if node.score is not None and node.score >= self._goal), None)
+        reached = next((at for at, node in enumerate(grown) if self._reached(node)), None)
         if reached is not None:
             # Several workers may have gone further; the tree is as if there had been one.
             for node in grown[reached + 1 :]:
@@ -289,9 +301,12 @@ class _Search:
         assert node.parent is not None
         assert node.parent.sandbox is not None
         self._take(node, node.parent.sandbox, step)
-        if node.score is not None and node.score >= self._goal:
+        if self._reached(node):
             self._over.set()
         return True
+
+    def _reached(self, node: Node) -> bool:
+        return node.score is not None and node.score >= self._goal
 
     def _chosen(self, level: list[Node], grown: list[Node]) -> list[Node]:
         """The best of a level; ties go to those that came first."""
@@ -333,33 +348,53 @@ class _Search:
     def _failed(self, box: Sandbox, step: Step | None) -> str | None:
         if step is None:
             return None
-        if callable(step):
-            try:
+        with _Told() as failure:
+            if callable(step):
                 step(box)
-            except CommandFailed as error:
-                return error.message
-            return None
-        done = box.run(step)
-        return None if done.exit_code == 0 else f"the step ended with {done.exit_code} ({done.reason})"
+                return None
+            left = None if self._deadline is None else max(_SHORTEST_S, self._deadline - monotonic())
+            done = box.run(step, timeout=left)
+            if done.reason == "timeout" and self._late():
+                return "the time was used up while the step ran"
+            return None if done.exit_code == 0 else f"the step ended with {done.exit_code} ({done.reason})"
+        return failure.words
 
     def _scored(self, node: Node) -> tuple[float | None, str | None]:
         """A number, or why there is none."""
-        with self._trial(node) as box:
-            try:
-                said = self._score(box)
-            except CommandFailed as error:
-                return None, error.message
+        said = None
+        with self._trial(node) as box, _Told() as failure:
+            said = self._score(box)
+        if failure.words:
+            return None, f"it has no score: {failure.words}"
         if said is None:
             return None, "it has no score"
-        if not isinstance(said, (int, float)) or math.isnan(said):
-            raise UsageError("bad_score", f"{units.brief(said)} is not a score", hint="return a number, or None for a dead end")
-        return float(said), None
+        with contextlib.suppress(OverflowError):
+            if isinstance(said, (int, float)) and not math.isnan(said):
+                return float(said), None
+        raise UsageError("bad_score", f"{units.brief(said)} is not a score", hint="return a number, or None for a dead end")
 
-    def _steps(self, node: Node) -> list[tuple[str, Step]]:
+    def _steps(self, node: Node) -> Generator[tuple[str, Step]]:
+        """One after the other, since they may be more than anybody asks for. If they cannot be told, they end."""
         with self._trial(node) as box:
-            found = self._expand(box)
-            pairs = list(found.items()) if isinstance(found, Mapping) else [_named(step) for step in found]
-        return [(name[:_LONGEST_STEP], step) for name, step in pairs]
+            with _Told() as failure:
+                found = self._expand(box)
+                if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+                    raise UsageError(
+                        "bad_search",
+                        f"expand gave {units.brief(found)}, which are no steps",
+                        hint="a list of steps, or a mapping of their names to them",
+                    )
+                for number, given in enumerate(_pairs(found) if isinstance(found, Mapping) else found):
+                    if number == _MOST_STEPS:
+                        raise UsageError(
+                            "bad_search",
+                            f"expand gave more than {_MOST_STEPS} steps from one state",
+                            hint="give fewer, or say how many nodes there may be: budget=100",
+                        )
+                    name, step = _named(given)
+                    yield name[:_LONGEST_STEP], step
+            if failure.words:
+                node.why = f"it has no steps: {failure.words}"
 
     @contextlib.contextmanager
     def _trial(self, node: Node) -> Iterator[Sandbox]:
@@ -397,6 +432,28 @@ class _Search:
             self._boxes.discard(box)
         if ours:
             box.remove()
+
+
+class _Told:
+    """What the caller's functions raise becomes words: one of many ways that failed. What ends a program still does, and who used
+    elsewhere in a wrong way hears that."""
+
+    words = ""
+
+    def __enter__(self) -> "_Told":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, UsageError):
+            return False
+        words = error.message if isinstance(error, ElsewhereError) else f"{type(error).__name__}: {error}"
+        self.words = words[:_LONGEST_WHY]
+        return True
+
+
+def _pairs(steps: Mapping[str, Step]) -> Iterator[tuple[str, Step]]:
+    for name, step in steps.items():
+        yield name, list(step) if isinstance(step, tuple) else step
 
 
 def _named(given: Step | tuple[str, Step]) -> tuple[str, Step]:

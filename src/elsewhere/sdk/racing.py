@@ -143,9 +143,9 @@ class Experiment:
             raise NoWinner("no_winner", self.reason, hint=f"elsewhere experiments show {self.id}", detail={"experiment": self.id})
         return self
 
-    def promote(self, name: str | None = None, *, agree: bool = False) -> Promotion:
+    def promote(self, name: str | None = None, *, agree: bool = False) -> Promotion | None:
         """Move what the winner changed to reality, or what the one that is named did. `agree`: also what runs by itself there. If
-        all of it is there already, by this experiment, that promotion is the answer."""
+        all of it is there already, by this experiment, that promotion is the answer; None: it changed nothing."""
         asked = Asked(agree=(lambda _: True) if agree else None)
         self._found, one, done = experiments.promote(self.id, name, asked)
         if done.promotion is not None:
@@ -156,7 +156,7 @@ class Experiment:
                 for found in promotions()
                 if (found.sandbox, found.kind, found.status) == (one.sandbox, "promote", "applied")
             ]
-            self.promotion = mine[-1]
+            self.promotion = mine[-1] if mine else None
         return self.promotion
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -207,8 +207,12 @@ def race(
         )
     if score is not None and not callable(score):
         score = _line("score", score, ", or a function that is given a Sandbox")
+    if isinstance(approaches, str) or not isinstance(approaches, Iterable):
+        raise UsageError("bad_approach", f"{units.brief(approaches)} is no list of approaches", hint="race([(name, work), …])")
+    if base_ref is not None and not isinstance(base_ref, str):
+        raise UsageError("bad_race", f"base_ref={units.brief(base_ref)} is not the name of a commit", hint="base_ref='HEAD'")
     given = [_given(one) for one in approaches]
-    everywhere = None if timeout is None else units.duration(timeout)
+    everywhere = _time("timeout", timeout)
     asked = Race(
         approaches=tuple(_approach(one, everywhere, repeat) for one in given),
         checks=(*_checks("verify", verify, required=True), *_checks("scored", scored, required=False)),
@@ -221,10 +225,10 @@ def race(
         allow_failing=allow_failing,
         verify_files=None if verify_files is None else _globs(verify_files),
         verify_from_approach=verify_from_approach,
-        verify_timeout=None if verify_timeout is None else units.duration(verify_timeout),
+        verify_timeout=_time("verify_timeout", verify_timeout),
         base=base,
         base_ref=base_ref,
-        env=dict(env or {}),
+        env=_env(env or {}),
         settings=_settings(limits, network, untrusted),
     )
     done = races.race(
@@ -270,16 +274,32 @@ def _approach(one: Approach, timeout: float | None, repeat: int) -> model.Approa
     made = model.Approach(
         one.name if command is not None else parsing.approach_of(f"{one.name}=-").name,
         command,
-        dict(one.env),
+        _env(one.env),
         _settings(one.limits, one.network, None),
-        timeout if one.timeout is None else units.duration(one.timeout),
+        timeout if one.timeout is None else _time("timeout", one.timeout),
     )
     return parsing.repeated(Race((made,)), count).approaches[0]
 
 
 def _settings(limits: Limits | None, network: str | None, untrusted: bool | None) -> dict[str, Any]:
+    if limits is not None and not isinstance(limits, Limits):
+        raise UsageError("bad_race", f"limits={units.brief(limits)} are no Limits", hint="limits=Limits(memory='2G')")
     given: dict[str, object] = {f"limits.{key}": value for key, value in (limits or Limits()).given().items()}
     return from_given({**given, "sandbox.network": network, "sandbox.untrusted": untrusted})
+
+
+def _env(given: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for one in given.items() for text in one):
+        raise UsageError("bad_env", f"env={units.brief(given)} is no mapping of texts to texts", hint="env={'DEBUG': '1'}")
+    return dict(given)
+
+
+def _time(name: str, given: object) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise UsageError("bad_duration", f"{name}={units.brief(given)} is not a duration", hint=f"{name}='90s'")
+    return units.duration(given)
 
 
 def _checks(name: str, lines: str | Sequence[str], *, required: bool) -> tuple[Check, ...]:

@@ -26,10 +26,11 @@ from elsewhere.sandbox import ending
 from elsewhere.sandbox.records import record
 from elsewhere.storage.state import write_aside
 
-__all__ = ["attempted", "died_of"]
+__all__ = ["attempted"]
 
 _LARGEST_PATCH = 64 << 20
 _GRACE_S = 1.0
+_LONGEST_RAISED = 500
 
 
 def attempted(course: Course, one: Attempt) -> None:
@@ -83,10 +84,12 @@ def _run(course: Course, one: Attempt) -> bool:
         course.experiment.save()
         timeout = course.timeout if approach.timeout is None else approach.timeout
         if approach.command is None:
-            ended = _worked(course, one, timeout)
+            ended, died = _worked(course, one, timeout)
         else:
             output = course.experiment.file_of(one, "command.out")
-            ended = run_line(box, approach.command, _environment(course, approach), timeout, output, watcher(course, one))
+            variables, watch = _environment(course, approach), watcher(course, one)
+            ended = run_line(box, approach.command, variables, timeout, output, watch, course.race.directory)
+            died = _died_of(ended.reason, ended.exit_code, box.timeout(timeout) or timeout)
     if not course.wanted() and not ended.good:
         raise Unwanted
     # Everything that it left in the background goes before anybody looks at what it did.
@@ -95,7 +98,7 @@ def _run(course: Course, one: Attempt) -> bool:
     one.reason, one.seconds, one.ended_at = ended.reason, ended.seconds, wall()
     one.denials, one.cpu_s = ended.denials, ended.cpu_s
     one.peak_memory = max(one.peak_memory or 0, ended.peak_memory or 0) or None
-    one.why = died_of(ended.reason, ended.exit_code, timeout) or lost
+    one.why = one.died_of = died or lost
     one.exit_code = 0 if ended.good and not lost else ended.exit_code or 1
     return not lost
 
@@ -110,7 +113,7 @@ def _keep(course: Course, sandbox_id: str) -> str:
     return ""
 
 
-def died_of(reason: str, exit_code: int, timeout: float) -> str:
+def _died_of(reason: str, exit_code: int, timeout: float) -> str:
     """Nothing, if it ended well."""
     if (reason, exit_code) == ("exited", 0):
         return ""
@@ -129,8 +132,8 @@ def _environment(course: Course, approach: Approach) -> list[tuple[str, str | No
     return list({**course.race.env, **approach.env}.items())
 
 
-def _worked(course: Course, one: Attempt, timeout: float) -> Ended:
-    """A Python function, as if it were a command."""
+def _worked(course: Course, one: Attempt, timeout: float) -> tuple[Ended, str]:
+    """A Python function, as if it were a command, and what it died of."""
     assert one.sandbox is not None, "it was forked before"
 
     def work(sandbox_id: str) -> None:
@@ -143,7 +146,11 @@ def _worked(course: Course, one: Attempt, timeout: float) -> Ended:
     with contextlib.suppress(OSError):
         write_aside(course.experiment.file_of(one, "command.out"), said.encode("utf-8", "replace"))
     code = 124 if called.reason == "timeout" else 1 if called.failure is not None or called.reason != "exited" else 0
-    return Ended(code, called.reason, called.seconds, said, "", [])
+    died = _died_of(called.reason, code, timeout)
+    if called.failure is not None and called.reason == "exited":
+        words = " ".join(f"{type(called.failure).__name__}: {called.failure}".split())
+        died = f"its function raised {words[:_LONGEST_RAISED]}"
+    return Ended(code, called.reason, called.seconds, said, "", []), died
 
 
 # -- what it changed ------------------------------------------------------------------------------------------------------------
@@ -158,7 +165,8 @@ def _look(course: Course, one: Attempt) -> None:
         kept = [] if guard is None else [change.path for change in guarded(found, guard)]
         stays = selecting.select(found.changes, project).left_out
         one.stays = {sort: len(stays[sort]) for sort in STAYS}
-        one.commits = any(HEADS.search(path) for path in stays["git"])
+        there = {change.path for change in found.changes.entries if change.after is not None}
+        one.commits = any(HEADS.search(path) for path in stays["git"] if path in there)  # not a repository that was removed
     with course.reading(), difference(one.sandbox, after=END) as found:
         selection = selecting.select(found.inside, project, leave=kept).inside
         chosen = {end for change in selection for end in (change.path, change.source)}

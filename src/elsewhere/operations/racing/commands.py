@@ -30,7 +30,8 @@ Watch = Callable[[float, Usage | None, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`said` and `stdout` are the ends of what it said, both streams together and standard output alone."""
+    """`said` and `stdout` are the ends of what it said, both streams together and standard output alone; if it was `outlived`, by
+    somebody whom it started, these may be that one's last words."""
 
     exit_code: int
     reason: str
@@ -40,6 +41,7 @@ class Ended:
     denials: list[dict[str, Any]]
     peak_memory: int | None = None
     cpu_s: float | None = None
+    outlived: bool = False
 
     @property
     def good(self) -> bool:
@@ -53,10 +55,11 @@ def run_line(
     timeout: float | None,
     output: str,
     watch: Watch | None = None,
+    directory: str = "",
 ) -> Ended:
     """A shell line, to its end. `watch` is told what it has used and its last line, now and then; if it says False, the command
-    is ended."""
-    argv, directory = ["/bin/sh", "-c", line], box.record.project
+    is ended. `directory` is relative to the project."""
+    argv, directory = ["/bin/sh", "-c", line], os.path.normpath(os.path.join(box.record.project, directory))
     with contextlib.ExitStack() as stack:
         request = stack.enter_context(journaled(box, "exec", argv, directory, timeout))
         passed = resolve(box.state, box.record.project)["env.pass"]
@@ -79,6 +82,7 @@ def run_line(
         denials.of_command(box.record, outcome.denied, argv, heard.raw(1)),
         outcome.memory_peak,
         outcome.cpu_s if outcome.cpu_s is not None else outcome.user_s + outcome.system_s,
+        outcome.outlived,
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from elsewhere.operations import snapshots
 from elsewhere.operations.confining import confine
 from elsewhere.operations.entering import enter
 from elsewhere.operations.racing.guard import guard_of
+from elsewhere.operations.settings import stages
 from elsewhere.operations.usage import usage_of
 from elsewhere.sandbox import ending
 from elsewhere.sandbox.keeping.line import Usage
@@ -46,7 +48,7 @@ END = "end"  # the snapshot of what an attempt's command left
 HEADS = re.compile(r"/\.git/(?:refs/heads/|HEAD$|packed-refs$)")  # where commits are, among git's own files
 
 _EVERY_S = 0.5
-_LEAVING_S = 10.0
+_LEAVING_S = 2.0  # as long as a function has that was told to end, since its sandbox is gone
 
 Work = Callable[[str], object]  # a Python function, given the sandbox's id
 Scorer = Callable[[str], float]
@@ -73,7 +75,7 @@ class Course:
     news: dict[str, dict[str, Any]] = field(default_factory=dict)
     forking: threading.Lock = field(default_factory=threading.Lock)
     preparing: threading.Lock = field(default_factory=threading.Lock)
-    counters: dict[int, threading.Lock] = field(default_factory=dict)
+    counters: dict[str, threading.Lock] = field(default_factory=dict)
     guarding: Guard | None = None
 
     @property
@@ -96,12 +98,15 @@ class Course:
     def guard(self) -> Guard | None:
         """What is as in the base when anything is verified; made once, by whoever needs it first. None: nothing is."""
         race = self.race
-        if race.verify_from_approach or not (race.checks or race.score or self.scorer):
+        # On its way to reality, the winner is judged by the checks of stages, too.
+        staged = [line for one in stages(self.state, self.experiment.project) for line in one.checks] if race.promote else []
+        if race.verify_from_approach or not (race.checks or race.score or self.scorer or staged):
             return None
         with self.preparing:
             if self.guarding is None:
-                lines = [one.command for one in race.checks] + ([race.score] if race.score else [])
-                results = [one.junit for one in race.checks if one.junit is not None]  # these, too, are not the approach's
+                start = f"cd {shlex.quote(race.directory)} && " if race.directory else ""
+                lines = [f"{start}{line}" for line in (*(one.command for one in race.checks), race.score) if line] + staged
+                results = [os.path.join(race.directory, one.junit) for one in race.checks if one.junit]  # not the approach's
                 path = (race.env.get("PATH") or os.environ.get("PATH") or os.defpath).split(":")
                 with self.reading():
                     self.guarding = guard_of(self.template, lines, [*(race.verify_files or ()), *results], path)

@@ -19,7 +19,7 @@ from elsewhere.promotion.applying import Operation
 from elsewhere.sandbox.access.files import Files
 from elsewhere.sandbox.live import Live
 
-__all__ = ["brought", "guard_of", "guarded", "opposite", "refuse_unclean"]
+__all__ = ["brought", "guard_of", "guarded", "opposite", "refuse_unclean", "rewritten"]
 
 _LARGEST = 1 << 20
 _OF_PACKAGES = re.compile(r"/(?:site|dist)-packages/([A-Za-z_]\w*)")
@@ -169,6 +169,16 @@ def refuse_unclean(box: Live, before: str, expected: Iterable[Change]) -> None:
             f"what is to be verified cannot be told from what verifies it: {relative(wrong[0], box.record.project)!r}",
             hint="leave links and directories on the way to tests as they are",
         )
+
+
+def rewritten(box: Live, before: str, guard: Guard, *, outside: bool) -> list[str]:
+    """What of that which verifies is other than `before`, after a command has run: the code under test may have done it.
+    `outside`: programs of the machine as well."""
+    project = box.record.project
+    with difference(box.id, before, "now") as found:
+        minded = [one for one in found.changes.entries if guard.minds(one.path, added=one.before is None)]
+        inside = [relative(one.path, project) for one in minded if _is_guarded(one, guard)]
+        return inside + [one.path for one in minded if outside and not one.path.startswith(f"{project.rstrip('/')}/")]
 
 
 def brought(box: Live, changes: Sequence[Change]) -> None:

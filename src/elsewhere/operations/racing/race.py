@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elsewhere import units
@@ -22,6 +23,7 @@ from elsewhere.errors import ElsewhereError, NotFound, UsageError
 from elsewhere.experiments import ranking, records
 from elsewhere.experiments.model import Race
 from elsewhere.experiments.records import Attempt, Experiment
+from elsewhere.experiments.report.words import last_line
 from elsewhere.network.ports import Publish
 from elsewhere.operations import creating, sandboxes
 from elsewhere.operations.admission import Pause
@@ -31,11 +33,12 @@ from elsewhere.operations.documents.sandboxes import sandbox_document
 from elsewhere.operations.entering import enter
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.operations.promoting import Agree, Asked, Promoted
-from elsewhere.operations.racing.attempts import attempted, died_of
+from elsewhere.operations.racing.attempts import attempted
 from elsewhere.operations.racing.commands import run_line
 from elsewhere.operations.racing.course import Course, Scorer, Work, is_there, thrown_away
 from elsewhere.operations.racing.taking import promoted
 from elsewhere.operations.settings import resolve, stages
+from elsewhere.paths import is_within, relative
 from elsewhere.sandbox import ending
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.request import Caller
@@ -50,6 +53,7 @@ _TELL_S = 0.2
 _ENDING_S = 30.0
 _REFRESHING_S = 60.0
 _FOR_EACH_PROCESSOR = 4
+_LONGEST_LINE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +85,23 @@ def race(
     asked: Race,
     project: str | None = None,
     *,
+    here: str | None = None,
     works: Mapping[str, Work] | None = None,
     scorer: Scorer | None = None,
     agree: Agree | None = None,
     thinks: bool = False,
     telling: Telling | None = None,
 ) -> Raced:
-    """`works` are the approaches that are Python functions, `scorer` a score that is one."""
+    """`here` is where the commands start, if that is in the project: else at its top. `works` are the approaches that are Python
+    functions, `scorer` a score that is one."""
     refuse_inside()
     _refuse_ports(asked)
     found, state = find_project(project, os.getcwd()), State.open()
     if asked.promote:
         stages(state, found.path)  # what is wrong with them is told before anything runs
+    place = found.path if here is None else os.path.realpath(here)
+    if place != found.path and is_within(place, found.path):
+        asked = replace(asked, directory=relative(place, found.path))
     experiment = records.new(state, found.path, asked)
     with records.held(experiment):
         return _raced(state, experiment, asked, works or {}, scorer, Asked(agree=agree, thinks=thinks), telling or Telling())
@@ -130,17 +139,16 @@ def resume(wanted: str, *, agree: Agree | None = None, thinks: bool = False, tel
         found.save()
         clear(state, found)
         for one in left:
-            _as_far_as_it_got(state, found, asked, one)
+            _as_far_as_it_got(state, one)
         found.save()
         return _raced(state, found, asked, {}, None, promotion, telling or Telling())
 
 
-def _as_far_as_it_got(state: State, experiment: Experiment, asked: Race, one: Attempt) -> None:
+def _as_far_as_it_got(state: State, one: Attempt) -> None:
     """One whose command has ended goes on with its verification; any other starts again, in another sandbox."""
     there = one.sandbox is not None and is_there(state, one.sandbox)
     if one.exit_code is not None and one.changes is not None and there:
-        timeout = asked.approach(one.name).timeout or resolve(state, experiment.project)["experiments.timeout"]
-        one.why = died_of(one.reason or "exited", one.exit_code, timeout)  # not that it was interrupted
+        one.why = one.died_of  # not that it was interrupted
         return
     if there and one.sandbox is not None:
         sandboxes.discard(one.sandbox)
@@ -171,6 +179,8 @@ def _raced(
         if left and _prepare(course, telling):
             _run_all(course, left, most, telling)
         _decide(course)
+        if telling.watch is not None:
+            telling.watch(_live_document(course))  # before anybody is asked about its promotion
         outcome = _taken(state, experiment, asked, promotion, telling)
     except BaseException as error:
         experiment.reason = error.message if isinstance(error, ElsewhereError) else "the race was ended before it was over"
@@ -245,16 +255,21 @@ def _set_up(course: Course, line: str, telling: Telling) -> bool:
     try:
         pairs = list(course.race.env.items())
         telling.pause(0.0)
-        ended = run_line(box, line, pairs, course.timeout, experiment.file("setup.out"), _patient(telling))
+        output, directory = experiment.file("setup.out"), course.race.directory
+        ended = run_line(box, line, pairs, course.timeout, output, _patient(telling), directory)
     finally:
         box.close()
     code = ended.exit_code if ended.good else ended.exit_code or 1
     experiment.setup = {"command": line, "exit_code": code, "duration_ms": round(ended.seconds * 1000, 3)}
     if not ended.good:
         for one in experiment.attempts:
-            one.state, one.reason, one.why = "done", "refused", f"the set-up failed: {ended.reason}, {code}"
+            one.state, one.reason, one.why = "done", "refused", f"the set-up failed: {_ended_with(ended.reason, code)}"
     experiment.save()
     return ended.good
+
+
+def _ended_with(reason: str, code: int) -> str:
+    return f"it ended with {code}" if reason == "exited" else f"{reason}, it ended with {code}"
 
 
 def _patient(telling: Telling) -> Callable[..., bool]:
@@ -321,7 +336,9 @@ def _decide(course: Course) -> None:
     experiment.winner = None if best is None else best.name
     experiment.winner_attempt = None if best is None else best.attempt
     if experiment.setup is not None and experiment.setup["exit_code"]:
+        said = last_line(records.tail(experiment.file("setup.out")))
         experiment.reason = f"the set-up failed with {experiment.setup['exit_code']}, so nothing was tried"
+        experiment.reason += f"; the last that it said: {said[:_LONGEST_LINE]}" if said else ""
     else:
         experiment.reason = ranking.reason(ranked, lower=lower)
     experiment.save()

@@ -77,21 +77,28 @@ def _promoted(state: State, experiment: Experiment, one: Attempt, asked: Asked, 
         )
     if one.sandbox is None or not is_there(state, one.sandbox):
         with _made_again(state, experiment, one) as sandbox_id:
-            return promoting.promote(sandbox_id, asked, tell=tell)
+            return _moved(sandbox_id, one, asked, tell)
     _refuse_changed(experiment, one, one.sandbox)
     try:
-        if one.sandbox in _moved(state, experiment):
-            foreseen = promoting.promote(one.sandbox, replace(asked, dry_run=True))
-            plan = foreseen.ready.plan
-            if not (plan.operations or plan.conflicts or foreseen.stages):
-                return foreseen  # all of it is there
-        return promoting.promote(one.sandbox, asked, tell=tell)
+        return _moved(one.sandbox, one, asked, tell, again=one.sandbox in _in_reality(state, experiment))
     finally:  # whoever fetched commits from it had to start it
         with contextlib.suppress(ElsewhereError):
             sandboxes.stop_if_idle(one.sandbox)
 
 
-def _moved(state: State, experiment: Experiment) -> set[str]:
+def _moved(sandbox_id: str, one: Attempt, asked: Asked, tell: Callable[[str], None], *, again: bool = False) -> Promoted:
+    """What there is to move. If that is nothing, no promotion is made of it; `again`: something of it was moved before."""
+    if again or not (one.changes or {}).get("files"):
+        foreseen = promoting.promote(sandbox_id, replace(asked, dry_run=True))
+        plan = foreseen.ready.plan
+        if again and not (plan.operations or plan.conflicts or foreseen.stages):
+            return foreseen  # all of it is there
+        if not (foreseen.ready.pieces or foreseen.commits):
+            return foreseen
+    return promoting.promote(sandbox_id, asked, tell=tell)
+
+
+def _in_reality(state: State, experiment: Experiment) -> set[str]:
     """Of which sandboxes something is in reality."""
     found = set()
     for one in experiment.promotions:

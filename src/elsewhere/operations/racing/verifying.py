@@ -25,7 +25,7 @@ from elsewhere.operations.diffing import difference
 from elsewhere.operations.files import files_of
 from elsewhere.operations.racing.commands import Ended, run_line
 from elsewhere.operations.racing.course import END, Course, Scorer, Unwanted, call, fitted, forked, inside, thrown_away, watcher
-from elsewhere.operations.racing.guard import brought, guarded, opposite, refuse_unclean
+from elsewhere.operations.racing.guard import brought, guarded, opposite, refuse_unclean, rewritten
 from elsewhere.promotion import selecting
 from elsewhere.sandbox.live import Live
 
@@ -34,6 +34,7 @@ __all__ = ["STAYS", "verify"]
 STAYS = {"outside": "outside of the project", "ignored": "ignored by git", "git": "of git itself"}
 
 _LINGERING_S = 1.0  # as long as what a check has started may take to go after it
+_BASE_S, _BASE_TIMES = 60.0, 10  # as long as a check may take in the base: a mistake that is to be mended may make it hang
 
 
 def verify(course: Course, one: Attempt) -> None:
@@ -100,7 +101,8 @@ def _told(paths: list[str]) -> str:
 
 def _failed(check: dict[str, Any]) -> str:
     tests = check["tests"]
-    counted = f", {tests['failed']} of {sum(tests.values())} tests failed" if tests and tests["failed"] else ""
+    told = tests and tests["failed"] and not check.get("note")
+    counted = f", {tests['failed']} of {sum(tests.values())} tests failed" if told else ""
     ended = f"ended with {check['exit_code']}" if check["reason"] == "exited" else check["reason"]
     return f"the check {check['name']!r} failed: {check.get('note') or ended}{counted}"
 
@@ -113,11 +115,11 @@ class _Bench:
     whole     as the attempt left everything; what could fake a check is as in the base, unless `verify_from_approach`
     """
 
-    def __init__(self, course: Course, one: Attempt | None, kind: str) -> None:
+    def __init__(self, course: Course, one: Attempt | None, kind: str, longest: float = math.inf) -> None:
         self._course = course
         self._one = one
         self._kind = kind
-        self._timeout = course.timeout if course.race.verify_timeout is None else course.race.verify_timeout
+        self._timeout = min(longest, course.timeout if course.race.verify_timeout is None else course.race.verify_timeout)
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[Live]:
@@ -153,39 +155,49 @@ class _Bench:
                 brought(box, moved)
             refuse_unclean(box, template, moved)
 
-    def _ran(self, box: Live, line: str, output: str) -> tuple[Ended, str]:
-        """How it ended, and what is wrong with that even if it is good."""
+    def _ran(self, box: Live, line: str, output: str) -> tuple[Ended, str, list[str]]:
+        """How it ended, what is wrong with that even if it is good, and what it rewrote of that which verifies."""
         course, one = self._course, self._one
         watch = (lambda *_: course.wanted()) if one is None else watcher(course, one)
-        ended = run_line(box, line, list(course.race.env.items()), self._timeout, output, watch)
+        ended = run_line(box, line, list(course.race.env.items()), self._timeout, output, watch, course.race.directory)
         if not ended.good and not course.wanted():
             raise Unwanted
         left = _left_behind(box) if ended.good else 0
-        return ended, f"it left {units.count(left, 'process', 'processes')} behind" if left else ""
+        wrote: list[str] = []
+        guard = course.guard() if ended.good or one is None else None
+        if guard is not None:
+            with course.reading():
+                wrote = rewritten(box, f"{course.template}:now", guard, outside=self._kind != "whole")
+        return ended, f"it left {units.count(left, 'process', 'processes')} behind" if left else "", wrote
 
-    def _counted(self, check: Check, output: str) -> tuple[Ended, str, dict[str, counting.Tests | None]]:
+    def _counted(self, check: Check, output: str) -> tuple[Ended, str, list[str], dict[str, counting.Tests | None]]:
         with self._ready() as box:
-            results = None if check.junit is None else os.path.join(box.project_path, check.junit)
+            results = None if check.junit is None else os.path.join(box.project_path, self._course.race.directory, check.junit)
             if results is not None:
                 with files_of(box) as files, contextlib.suppress(ElsewhereError):
                     files.remove(results)  # older ones say nothing about this run
-            ended, wrong = self._ran(box, check.command, output)
+            ended, wrong, wrote = self._ran(box, check.command, output)
             tests = None
             if results is not None:
                 with files_of(box) as files, contextlib.suppress(ElsewhereError):
                     tests = counting.of_junit(files.read(results))
-        return ended, wrong, {"output": counting.of_output(ended.said), "junit": tests}
+        if check.junit is not None:
+            own = os.path.normpath(os.path.join(self._course.race.directory, check.junit))
+            wrote = [path for path in wrote if path != own]
+        return ended, wrong, wrote, {"output": counting.of_output(ended.said), "junit": tests}
 
-    def count(self, number: int, check: Check) -> dict[str, Any]:
-        return self._counted(check, self._course.experiment.file(f"base-check-{number}.out"))[2]
+    def count(self, number: str, check: Check) -> dict[str, Any]:
+        """In the base; with `rewrote`, what of that which verifies is not as before there either."""
+        _, _, wrote, counted = self._counted(check, self._course.experiment.file(f"base-check-{number}.out"))
+        return {**counted, "rewrote": wrote}
 
     def check(self, number: int, check: Check, prefix: str = "") -> dict[str, Any]:
         assert self._one is not None, "it is an attempt that is checked"
         file = f"{prefix}check-{number}.out"
-        ended, wrong, counted = self._counted(check, self._course.experiment.file_of(self._one, file))
+        ended, wrong, wrote, counted = self._counted(check, self._course.experiment.file_of(self._one, file))
         if ended.good and not wrong:
-            base = None if self._course.race.verify_from_approach else _baseline(self._course, number, check)
-            wrong = counting.doubt(check.command, ended.said, counted, base) or ""
+            base = None if self._course.race.verify_from_approach else self._baseline(str(number), check, ended.seconds)
+            wrong = _rewrote(wrote, base) or counting.doubt(check.command, ended.said, counted, base) or ""
         return {
             "name": check.name,
             "command": check.command,
@@ -206,7 +218,12 @@ class _Bench:
             return self._asked(self._course.scorer, self._one)
         with self._ready() as box:
             output = self._course.experiment.file_of(self._one, f"{prefix}score.out")
-            ended, wrong = self._ran(box, self._course.race.score or "", output)
+            ended, wrong, wrote = self._ran(box, self._course.race.score or "", output)
+        if ended.outlived and len(set(counting.numbers(ended.stdout))) > 1:
+            wrong = wrong or "a process that it left behind may have written the last of its numbers"
+        if wrote and not wrong:
+            same = Check("score", self._course.race.score or "")
+            wrong = _rewrote(wrote, self._baseline("score", same, ended.seconds))
         if not ended.good:
             wrong = f"it ended with {ended.exit_code}" if ended.reason == "exited" else ended.reason
         number = None if wrong else counting.last_number(ended.stdout)
@@ -224,6 +241,30 @@ class _Bench:
             return None, f"the score function gave {units.brief(score)}, which is no number"
         return float(score), None
 
+    def _baseline(self, number: str, check: Check, seconds: float) -> dict[str, Any]:
+        """What a check counts in the base, run once, by whoever needs it first; who took so many seconds for it waits for it."""
+        course, one = self._course, self._one
+        assert one is not None, "the base is not compared with itself"
+        with course.preparing:
+            lock = course.counters.setdefault(number, threading.Lock())
+        with lock:
+            found = course.experiment.baseline.get(number)
+            if found is None:
+                course.news[one.key] = {**course.news.get(one.key, {}), "last_line": "the same check in the base, to compare"}
+                found = _Bench(course, None, "base", max(_BASE_S, _BASE_TIMES * seconds)).count(number, check)
+                course.experiment.baseline = {**course.experiment.baseline, number: found}  # whoever saves reads the other one
+                course.experiment.save()
+            return found
+
+
+def _rewrote(paths: list[str], base: dict[str, Any] | None) -> str:
+    """What a check writes by itself, it writes in the base as well."""
+    own = [path for path in paths if path not in (base or {}).get("rewrote", ())]
+    if not own:
+        return ""
+    hint = f" (if it may be: --verify-files '!{own[0]}')" if not own[0].startswith("/") else ""
+    return f"what verifies it was rewritten while it ran: {_told(own)}{hint}"
+
 
 def _left_behind(box: Live) -> int:
     """How many processes still run after a command has ended: whoever leaves some may go on writing what counts."""
@@ -234,16 +275,3 @@ def _left_behind(box: Live) -> int:
                 return left
             time.sleep(0.02)
     return 0
-
-
-def _baseline(course: Course, number: int, check: Check) -> counting.Counted:
-    """What a check counts in the base, run once, by whoever needs it first."""
-    with course.preparing:
-        lock = course.counters.setdefault(number, threading.Lock())
-    with lock:
-        found = course.experiment.baseline.get(str(number))
-        if found is None:
-            found = _Bench(course, None, "base").count(number, check)
-            course.experiment.baseline = {**course.experiment.baseline, str(number): found}  # whoever saves reads the other one
-            course.experiment.save()
-        return found

@@ -44,7 +44,8 @@ _PACKET = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended and what it used; what nobody can tell on this host is None."""
+    """How a command ended and what it used; what nobody can tell on this host is None. `outlived`: somebody whom it started was
+    there after it, be it for a moment."""
 
     exit_code: int
     reason: str
@@ -58,6 +59,7 @@ class Outcome:
     processes_peak: int | None = None
     written: int | None = None
     denied: tuple[Denied, ...] = ()
+    outlived: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
     stdout_truncated: bool = False
@@ -145,6 +147,7 @@ class Running:
         self._started = started
         self._words: list[str] = []
         self._denied: tuple[Denied, ...] = ()
+        self._outlived = False
         self._ended = 0.0
         self.terminal = -1
         self.pid = 0
@@ -226,6 +229,8 @@ class Running:
             self._words = message.split()[1:]
         elif message.startswith("denied "):
             self._denied = parse_denied(message.split()[1:])
+        elif message == "outlived":
+            self._outlived = True
         elif not message:
             self.lose()
         self._ended = time.monotonic()
@@ -270,6 +275,7 @@ class Running:
             processes_peak,
             written,
             self._denied,
+            self._outlived,
             stdout,
             stderr,
             stdout_truncated,

@@ -2,6 +2,7 @@
 
     channel          <- "started PID" | "terminal" with the master | "refused ERRNO CODE"
                      <- "denied KIND:WHAT:COUNT …", if anything was
+                     <- "outlived", if somebody whom it started was there after it
                      <- "end CODE SIGNAL REASON UTIME STIME MAXRSS CPU_S MEMORY_PEAK PROCESSES_PEAK WRITTEN"
                      -> "signal N"; end of file: the caller is gone, so is its command, unless it is detached
 
@@ -308,7 +309,19 @@ class Work:
             except ChildProcessError:
                 return
             if command is not None:
+                if self._is_outlived(command):
+                    _say(command.channel, "outlived")
                 self._ended(command, status, usage, written)
+
+    def _is_outlived(self, command: Command) -> bool:
+        """Whether somebody whom it started is still there, or only waits to be reaped: its orphans are our children, younger than
+        itself, and so are reaped after it."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        before = command.before
+        return before is None or any((pid, one.started) not in before for pid, one in self._others().items())
 
     def _ended(self, command: Command, status: int, usage: Any, written: int | None) -> None:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
