@@ -20,11 +20,12 @@ import pytest
 
 from elsewhere.changes.model import Side
 from elsewhere.changes.sides import sides_of
-from elsewhere.errors import Conflict, ElsewhereError, InUse, Refused, StateError
+from elsewhere.errors import Broken, Conflict, ElsewhereError, InUse, NotFound, Refused, StateError
 from elsewhere.linux import syscalls
-from elsewhere.promotion import applying
+from elsewhere.promotion import applying, freezing, records
 from elsewhere.promotion.applying import Operation
 from elsewhere.promotion.pieces import Piece
+from elsewhere.storage.state import State
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else or mount")
 PEOPLE = (0, 4242) if os.geteuid() == 0 else (os.geteuid(),)
@@ -1065,6 +1066,23 @@ def test_an_error_on_the_way_reverses_everything(ground: Ground) -> None:
         assert applying.state(ground.journal) == "reversed"
 
 
+@pytest.mark.parametrize("hit", [KeyboardInterrupt(), OSError(errno.EIO, "no")], ids=["interrupt", "error"])
+def test_what_counts_already_is_not_reversed(place: Path, monkeypatch: pytest.MonkeyPatch, hit: BaseException) -> None:
+    ground = Ground(place, os.geteuid())
+    ground.build()
+    after, hits = tree(ground.wanted), [hit]
+
+    def fsync(_: int) -> None:
+        if hits and os.path.exists(f"{ground.journal}/committed"):
+            raise hits.pop()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(KeyboardInterrupt) if isinstance(hit, KeyboardInterrupt) else contextlib.nullcontext():
+        ground.apply()
+    assert (hits, tree(ground.root), applying.state(ground.journal)) == ([], after, "applied")
+    assert "edit" in [piece.path for piece in applying.pieces(ground.journal)]
+
+
 def test_two_do_not_change_a_root_at_the_same_time(place: Path) -> None:
     ground = Ground(place, os.geteuid())
     ground.build()
@@ -1080,3 +1098,33 @@ def test_two_do_not_change_a_root_at_the_same_time(place: Path) -> None:
 
     ground.apply(step)
     assert len(seen) == 1
+
+
+# -- what is written down beside it
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_contents_are_on_the_disk_before_anything_leads_to_them(place: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    synced: list[str] = []
+    for module, name in ((os, "fsync"), (syscalls, "syncfs")):
+        monkeypatch.setattr(module, name, lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+    pieces = [Piece("/", f"{number}", None, text(b"0123456789abcdef" * 2000)) for number in range(count)]
+    freezing.freeze(pieces, str(place / "change"))
+    assert synced == ["0.after" if count == 1 else "change", "pieces.json"]
+    (place / "change" / "0.after").write_bytes(b"")
+    with pytest.raises(Broken, match="has 0 bytes, and 32000 were written"):
+        freezing.thawed(str(place / "change"))
+
+
+def test_two_who_look_at_once_do_not_stumble(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State.open(str(place / "state"))
+    mark = Path(state.room("journal"), "unfinished", "p1")
+    mark.parent.mkdir()
+    mark.touch()
+
+    def load(_: State, promotion: str) -> None:
+        mark.unlink()
+        raise NotFound("promotion_not_found", promotion)
+
+    monkeypatch.setattr(records, "load", load)
+    assert records.unfinished(state) == []

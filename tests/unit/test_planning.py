@@ -16,8 +16,9 @@ from elsewhere.changes.sides import sides_of
 from elsewhere.errors import NotFound, UsageError
 from elsewhere.promotion import planning
 from elsewhere.promotion.applying import Operation
+from elsewhere.promotion.choosing import Choices, refuse_idle
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Plan, plan
+from elsewhere.promotion.planning import Plan, plan
 from elsewhere.promotion.targets import Target
 
 LINES = [f"line {number}\n" for number in range(12)]
@@ -391,9 +392,9 @@ def test_a_choice_about_another_target_is_no_mistake_if_there_are_several(trees:
     found = plan(trees.pieces(), choices, one_of_several=True)
     assert (found.applied, found.disputed, found.fitting) == (["app.py"], ["app.py"], Choices(ours=("app.py",)))
     with pytest.raises(UsageError) as idle:
-        planning.refuse_idle(choices, [found, Plan()])
+        refuse_idle(choices, [found, Plan()])
     assert (idle.value.code, idle.value.detail["value"]) == ("no_such_conflict", "elsewhere")
-    planning.refuse_idle(choices, [found, Plan(fitting=Choices(("elsewhere",), ("src/*",)))])
+    refuse_idle(choices, [found, Plan(fitting=Choices(("elsewhere",), ("src/*",)))])
 
 
 def test_a_link_that_reality_has_already_is_no_conflict(trees: Trees) -> None:
@@ -455,7 +456,8 @@ def as_an_ordinary_user(place: Path, program: str) -> str:
 
 PERMITTED = """
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, plan
+from elsewhere.promotion.choosing import Choices
+from elsewhere.promotion.planning import plan
 from elsewhere.changes.sides import sides_of
 place = sys.argv[1]
 before, after, now = (sides_of([place + '/' + tree]) for tree in ('base', 'here', 'there'))

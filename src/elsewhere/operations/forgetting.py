@@ -1,13 +1,14 @@
 """How long a promotion can be undone: for as long as the settings say, and as long as all of them together do not take too much.
 
-One that has not ended, or that waits for a person, stays whatever its age.
+One that has not ended, or that waits for a person, stays whatever its age; so does one that could not be put back, since its
+project is gone: should that return, it is put back then.
 """
 
 import contextlib
 import os
 
 from elsewhere.clock import Clock, wall
-from elsewhere.errors import ElsewhereError, InUse
+from elsewhere.errors import ElsewhereError, InUse, NotFound
 from elsewhere.linux import measuring
 from elsewhere.operations.settings import resolve
 from elsewhere.promotion import records
@@ -22,7 +23,7 @@ def forget(state: State, *, dry_run: bool = False, clock: Clock = wall) -> list[
     """The ids of those that went, or would go, oldest first."""
     settings = resolve(state, None)
     keep, cap = settings["promotion.keep"], settings["promotion.cap"]
-    ended = [one for one in records.listed(state) if one.status in ENDS and one.status != "waiting"]
+    ended = [one for one in records.listed(state) if _may_go(one)]
     costs = {one.id: _known_cost(state, one) for one in ended}
     total, gone = sum(costs.values()), []
     for one in ended[:-1]:  # the last one stays: whoever has just been told that it can be undone counts on it
@@ -34,11 +35,20 @@ def forget(state: State, *, dry_run: bool = False, clock: Clock = wall) -> list[
     return gone
 
 
+def _may_go(promotion: Promotion) -> bool:
+    try:
+        return promotion.status in ENDS and promotion.status != "waiting" and not promotion.uncleared()
+    except FileNotFoundError:
+        return False  # somebody else has just thrown it away
+
+
 def _discard(state: State, promotion: Promotion) -> bool:
     try:
         with records.held(promotion):
+            if not _may_go(records.load(state, promotion.id)):  # somebody may have gone on with it until now
+                return False
             trash.discard(promotion.directory, state.room("trash"))
-    except InUse:
+    except (InUse, NotFound, FileNotFoundError):
         return False
     return True
 

@@ -11,6 +11,7 @@ from elsewhere.operations.earlier import named
 from elsewhere.operations.promoting import Promoted
 from elsewhere.operations.undoing import Undone
 from elsewhere.paths import relative
+from elsewhere.promotion import stranded
 from elsewhere.promotion.planning import Plan
 from elsewhere.promotion.records import Promotion
 
@@ -62,6 +63,7 @@ def _for_programs(said: dict[str, Any]) -> dict[str, Any]:
 def of_promote(done: Promoted) -> dict[str, Any]:
     ready, project = done.ready, done.ready.record.project
     left_out = {why: [relative(path, project) for path in paths] for why, paths in ready.selection.left_out.items()}
+    left_out["commits"] = [relative(top, project) for top in stranded.tops(ready.selection.left_out["git"], project)]
     left = {"same": list(ready.plan.same), "kept": list(ready.plan.kept), "left_out": left_out}
     if done.promotion is not None:
         return {**of_promotion(done.promotion), **left}

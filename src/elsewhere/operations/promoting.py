@@ -14,12 +14,13 @@ import contextlib
 import errno
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from elsewhere import units
 from elsewhere.changes import threeway
+from elsewhere.changes.drift import is_repository_path
 from elsewhere.changes.globs import matcher
 from elsewhere.changes.renames import with_renames
 from elsewhere.errors import Conflict, ElsewhereError, Refused, StateError, UsageError
@@ -29,10 +30,11 @@ from elsewhere.operations.fetching import Bundle, bundled
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.settings import resolve
 from elsewhere.operations.settings import stages as stages_of
-from elsewhere.paths import relative
+from elsewhere.paths import is_within, relative
 from elsewhere.promotion import applying, freezing, heads, planning, records, replaying, selecting
+from elsewhere.promotion.choosing import Choices
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Plan
+from elsewhere.promotion.planning import Plan
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.selecting import Selection
 from elsewhere.promotion.settling import next_steps
@@ -78,13 +80,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a promotion would do; paths that run by themselves are `marked`, with the reason."""
+    """What a promotion would do; paths that run by themselves are `marked`, with the reason. `touched` is all that the sandbox
+    changed, chosen or not, but for git's own files, by root and path."""
 
     record: Record
     selection: Selection
     pieces: list[Piece]
     plan: Plan
     marked: list[Mark]
+    touched: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class Promoted:
 def promote(wanted: str, asked: Asked, box: Live | None = None, tell: Callable[[str], None] = lambda _: None) -> Promoted:
     """Conflicts raise, and nothing was done; so does what somebody does not agree to. A dry run only tells."""
     refuse_inside()
+    _refuse_together(asked)
     state = State.open()
     found = record.load(state, record.find(state, wanted))
     recovering.recover(state, found.project)
@@ -119,11 +124,7 @@ def promote(wanted: str, asked: Asked, box: Live | None = None, tell: Callable[[
     with contextlib.ExitStack() as stack:
         bundle = stack.enter_context(bundled(state, found, box)) if asked.commits and not asked.replay else None
         if bundle is None and (asked.branch or asked.checkout):
-            raise UsageError(
-                "no_commits",
-                f"no commits were made in {found.id!r}, and --{'branch' if asked.branch else 'checkout'} is about those",
-                hint="leave it out; elsewhere exec ID -- git log shows what there is",
-            )
+            raise fetching.none_to_fetch(found, "--branch" if asked.branch else "--checkout")
         if asked.checkout:
             _refuse_a_part(found.id, asked, bundle)
         # With stages, a choice may be about a conflict with any of them, and each is planned by itself.
@@ -157,6 +158,22 @@ def promote(wanted: str, asked: Asked, box: Live | None = None, tell: Callable[[
             _walked(state, promotion, stages, to, tell)
     forgetting.forget(state)
     return Promoted(ready, promotion, promotion.commits)
+
+
+def _refuse_together(asked: Asked) -> None:
+    """Options that would have no effect beside another one; and commands cannot be run for a part of what they do."""
+    given = {
+        "--branch": asked.branch is not None,
+        "--checkout": asked.checkout,
+        "--no-commits": not asked.commits,
+        "--path": bool(asked.paths),
+        "--replay": asked.replay,
+    }
+    useless = {"--replay": ("--branch", "--checkout", "--no-commits", "--path"), "--no-commits": ("--branch", "--checkout")}
+    for one, others in useless.items():
+        for other in others:
+            if given[one] and given[other]:
+                raise UsageError("options_together", f"{other} means nothing beside {one}", hint="leave one of them out")
 
 
 def _refuse_a_part(sandbox_id: str, asked: Asked, bundle: Bundle | None) -> None:
@@ -212,6 +229,12 @@ def prepared(state: State, sandbox_id: str, asked: Asked, box: Live | None) -> I
         selection = selecting.select(
             changes, found.project, paths=asked.paths, ignored=asked.ignored, outside=asked.outside, leave=asked.leave
         )
+        if unfit := selecting.unfit(selection, asked.outside, found.project):
+            raise UsageError(
+                "nothing_fits",
+                f"--outside {unfit[0]!r} fits nothing that the sandbox {found.id!r} changed outside of its project",
+                hint=f"elsewhere diff {found.id} --name-only lists what there is",
+            )
         fits, everything = matcher(asked.paths, found.project), (*changes.entries, *changes.directories)
         changed = {end.rstrip("/") for one in everything for end in (one.path, one.source) if end is not None}  # left out or not
         pieces = gathering.gathered(
@@ -224,7 +247,16 @@ def prepared(state: State, sandbox_id: str, asked: Asked, box: Live | None) -> I
         )
         plan = planning.plan(pieces, Choices(asked.ours, asked.theirs))
         plan.conflicts += earlier.left_marked(state, found, pieces)
-        yield Prepared(found, selection, pieces, plan, _marks(state, found, selection, plan))
+        touched = _touched(changed, found.project, state.path)
+        yield Prepared(found, selection, pieces, plan, _marks(state, found, selection, plan), touched)
+
+
+def _touched(changed: Iterable[str], project: str, own: str) -> list[tuple[str, str]]:
+    """Not what has the name of something of our own."""
+    within = f"{project.rstrip('/')}/"
+    paths = [path for path in sorted(changed) if path not in ("", project) and not is_within(path, own)]
+    paths = [path for path in paths if not is_repository_path(path)]
+    return [(project, path.removeprefix(within)) if path.startswith(within) else ("/", path[1:]) for path in paths]
 
 
 def _marks(state: State, found: Record, selection: Selection, plan: Plan) -> list[Mark]:
@@ -278,10 +310,11 @@ def _frozen(
 ) -> Promotion:
     """The change as it is now, to be moved on even when its sandbox is gone; or one of the same content that came part of the
     way through these stages before. It is held from now on."""
-    digest = passage.digest_of(ready.pieces)
+    digest, kind, commands = passage.digest_of(ready.pieces), "replay" if asked.replay else "promote", _commands(ready, asked)
     for one in reversed(records.listed(state)):
         passed = {entry["name"] for entry in one.stages if entry["status"] == "passed"}
-        if one.sandbox == ready.record.id and one.change == digest and one.status != "undone" and one.stages and stages - passed:
+        same = (one.sandbox, one.change, one.kind, one.commands) == (ready.record.id, digest, kind, commands)
+        if same and one.status != "undone" and one.stages and stages - passed:
             stack.enter_context(records.held(one))
             again = records.load(state, one.id)
             again.choices = [list(asked.ours), list(asked.theirs)]
@@ -290,18 +323,20 @@ def _frozen(
             return again
     promotion = records.new(
         state,
-        "replay" if asked.replay else "promote",
+        kind,
         ready.record.id,
         ready.record.project,
         base_at=ready.record.base["at"],
         change=digest,
-        commands=_commands(ready, asked),
+        commands=commands,
         choices=[list(asked.ours), list(asked.theirs)],
         marked=[{"path": path, "why": why} for path, why in ready.marked],
     )
     stack.enter_context(records.held(promotion, wait=True))
     try:
         freezing.freeze(ready.pieces, promotion.frozen)
+        if asked.replay:
+            replaying.touch(promotion, ready.touched)
         if bundle is not None:
             fetching.fetch(promotion, bundle, asked.branch, checkout=asked.checkout)
     except (ElsewhereError, OSError) as error:
@@ -367,6 +402,7 @@ def _moved(state: State, ready: Prepared, asked: Asked, bundle: Bundle | None, t
             if bundle is not None:
                 fetching.fetch(promotion, bundle, asked.branch, checkout=asked.checkout)
             if asked.replay:
+                replaying.touch(promotion, ready.touched)
                 replaying.replay(promotion, ready.pieces, tell)
             else:
                 _keep_basis(promotion, ready)
@@ -390,7 +426,7 @@ def _commands(ready: Prepared, asked: Asked) -> list[dict[str, Any]]:
             hint="elsewhere requests lists them; without --replay the files themselves are moved",
         )
     _agreed(_commands_as_marks(ready, asked), asked.agree, "command")
-    return [{"argv": one.argv, "cwd": one.cwd or ready.record.project} for one in done]
+    return [{"argv": list(one.argv), "cwd": one.cwd or ready.record.project} for one in done]
 
 
 def _commands_as_marks(ready: Prepared, asked: Asked) -> list[Mark]:
@@ -431,8 +467,12 @@ def _keep_basis(promotion: Promotion, ready: Prepared) -> None:
 def _refused(promotion: Promotion, reason: ElsewhereError | OSError) -> ElsewhereError:
     """Nothing was done, or all of it is taken back; what is to be raised."""
     error = reason if isinstance(reason, ElsewhereError) else _failed(reason)
-    if promotion.kind == "replay":
-        replaying.put_back(promotion, promotion.application())
+    left = replaying.put_back(promotion, promotion.application()) if promotion.kind == "replay" else []
+    if left:
+        words = f"these could not be put back, and stay: {', '.join(left)}"
+        error.message += f"; {words}"
+        error.args = (error.message,)
+        error.detail["not_reversed"] = words
     if error.code == "not_reversed":
         promotion.note = error.message
         promotion.save()  # it has not ended: whoever comes next goes on with putting back

@@ -78,7 +78,7 @@ def _finish(state: State, promotion: Promotion) -> None:
         return
     if promotion.kind == "replay":
         left = replaying.put_back(promotion, promotion.application(), interrupted=True)
-        words = f"interrupted; these are other than a command left them, and stay: {', '.join(left)}" if left else "interrupted"
+        words = f"interrupted; these could not be put back, and stay: {', '.join(left)}" if left else "interrupted, and put back"
         promotion.end("reversed", words)
         return
     ends = [applying.recover(place) for place in promotion.places()]

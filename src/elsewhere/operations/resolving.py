@@ -7,18 +7,18 @@ reality. What cannot be marked (a file that one side deleted, a binary one) stay
 there, or somebody chooses.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 from elsewhere.changes.sides import sides_of
 from elsewhere.errors import ElsewhereError, UsageError
-from elsewhere.operations import earlier, promoting, recovering, snapshots
+from elsewhere.operations import earlier, promoting, recovering, sandboxes, snapshots
 from elsewhere.operations.earlier import named
 from elsewhere.operations.entering import enter
 from elsewhere.operations.files import files_of
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.promoting import Asked, Prepared
-from elsewhere.operations.sandboxes import stop_if_idle
 from elsewhere.promotion import freezing
 from elsewhere.promotion.pieces import Piece
 from elsewhere.sandbox.records import record
@@ -93,16 +93,26 @@ def _forked(state: State, sandbox_id: str, aside: str, written: list[_Written], 
     child = snapshots.fork(sandbox_id, name=name).children[0]
     if isinstance(child, ElsewhereError):
         raise child
-    basis = os.path.join(state.sandbox(child.id), earlier.BASIS)
-    if os.path.isdir(basis):
-        trash.discard(basis, state.room("trash"))
-    os.rename(aside, basis)
-    box = enter(state, child.id)
+    try:
+        _write(state, child.id, written)
+        basis = os.path.join(state.sandbox(child.id), earlier.BASIS)
+        if os.path.isdir(basis):
+            trash.discard(basis, state.room("trash"))
+        os.rename(aside, basis)
+        sandboxes.stop_if_idle(child.id)
+    except BaseException:
+        with contextlib.suppress(ElsewhereError, OSError):
+            sandboxes.discard(child.id)
+        raise
+    return child
+
+
+def _write(state: State, child: str, written: list[_Written]) -> None:
+    """Before it knows what reality had: from then on what it has is taken, so that without these it would overwrite reality."""
+    box = enter(state, child)
     try:
         with files_of(box) as files:
             for path, content, mode in written:
                 files.write(path, content, mode=mode)
     finally:
         box.close()
-    stop_if_idle(child.id)
-    return child

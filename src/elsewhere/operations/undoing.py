@@ -8,8 +8,9 @@ from elsewhere.errors import Conflict, ElsewhereError, NotFound, Refused
 from elsewhere.operations import earlier, promoting, recovering
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.promotion import applying, heads, planning, records, replaying, restoring
+from elsewhere.promotion.choosing import Choices
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Plan
+from elsewhere.promotion.planning import Plan
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.settling import next_steps
 from elsewhere.storage.state import State
@@ -92,7 +93,7 @@ def _is_there(promotion: Promotion) -> bool:
 def _did(promotion: Promotion) -> bool:
     """Whether it moved anything that could be taken back: there may have been nothing to do, or only a branch to fetch."""
     passed = any(one["status"] == "passed" and restoring.did(one) for one in promotion.stages)
-    moved = promotion.applied or promotion.deleted or passed or restoring.left(promotion)
+    moved = promotion.applied or promotion.deleted or passed or restoring.left(promotion) or promotion.kind == "replay"
     return bool(moved) or heads.checkout_state(promotion.checkout) == "moved"
 
 

@@ -79,11 +79,16 @@ def apply(directory: str, operations: Sequence[Operation], step: Step = _nothing
             _perform(work)
         except BaseException as error:
             work.reopen()
-            _give_up(work)
-            translated = _translated(error, work)
-            if translated is error:
+            if work.journal.word != "committed":
+                _give_up(work)
+                translated = _translated(error, work)
+                if translated is error:
+                    raise
+                raise translated from error
+            # It counts since that word was moved, even if it could not be synced; an interrupt goes on to whoever sent it.
+            if not isinstance(error, OSError):
+                _clear_up(work, "committed")
                 raise
-            raise translated from error
         _clear_up(work, "committed")
         return work.told
 

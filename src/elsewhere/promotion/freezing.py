@@ -2,8 +2,10 @@
 or is gone.
 
     <directory>/pieces.json     [{"root", "path", "known", "moved", "owner", "before", "after"}]; a side is null or
-                                {"about": stat, "target": link's, "file": the name of its content}
+                                {"about": stat, "target": link's, "file": the name of its content, "size": that content's}
     <directory>/<n>.before, <n>.after     contents; small ones stand in pieces.json itself
+
+pieces.json is written when all contents are on the disk, so that after a power cut whoever finds it can rely on them.
 """
 
 import base64
@@ -17,28 +19,41 @@ from typing import Any, BinaryIO
 
 from elsewhere.changes.model import Place, Side
 from elsewhere.errors import Broken
+from elsewhere.linux import syscalls
 from elsewhere.promotion.pieces import Piece
 
 __all__ = ["freeze", "thawed"]
 
 _FILE = "pieces.json"
 _SMALL = 16 << 10
+_SINGLY = 8  # so many are synced one by one: beyond that it costs less to sync the file system
 
 
 def freeze(pieces: Iterable[Piece], directory: str) -> list[Piece]:
     """The same pieces, with contents that lie in the directory, which is made."""
     os.mkdir(directory, 0o700)
-    said = []
+    said: list[dict[str, Any]] = []
     for number, piece in enumerate(pieces):
         sides = {name: _kept(getattr(piece, name), directory, f"{number}.{name}") for name in ("before", "after")}
         said.append(
             {"root": piece.root, "path": piece.path, "known": piece.known, "moved": piece.moved, "owner": piece.owner} | sides
         )
+    _sync(directory, [side["file"] for one in said for side in (one["before"], one["after"]) if side and side["file"]])
     with open(os.path.join(directory, _FILE), "w", encoding="utf-8") as stream:
         json.dump(said, stream)
         stream.flush()
         os.fsync(stream.fileno())
     return thawed(directory)
+
+
+def _sync(directory: str, names: Sequence[str]) -> None:
+    several = len(names) > _SINGLY
+    for name in ("",) if several else names:
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            syscalls.syncfs(fd) if several else os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _kept(side: Side | None, directory: str, name: str) -> dict[str, Any] | None:
@@ -57,7 +72,8 @@ def _kept(side: Side | None, directory: str, name: str) -> dict[str, Any] | None
             shutil.copyfileobj(source, target, 1 << 20)
             for attribute, value in attributes.items():
                 os.setxattr(target.fileno(), attribute, value)
-    return {**said, "file": name}
+            size = target.tell()
+    return {**said, "file": name, "size": size}
 
 
 def _attributes(source: BinaryIO) -> dict[str, bytes]:
@@ -102,4 +118,6 @@ def _side(said: dict[str, Any] | None, directory: str) -> Side | None:
     if not stat.S_ISREG(about.st_mode) or "/" in name:
         raise ValueError(f"{name!r} is no content")
     size = os.stat(os.path.join(directory, name)).st_size
+    if size != said.get("size", size):
+        raise ValueError(f"{name!r} has {size} bytes, and {said['size']} were written")
     return Side(os.stat_result((*about[:6], size, *about[7:10])), Place(directory, name), None)

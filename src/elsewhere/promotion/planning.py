@@ -18,44 +18,32 @@ in, brings no device, and follows no permission that is not there; a link that l
 Operations are in this order: permissions that open a directory; deletions, the deepest first; directories, from the top; files
 and links; permissions that close a directory, the deepest first.
 
-Not here: where pieces come from, and how something is done to reality (`applying.py`).
+Not here: where pieces come from, what somebody chose (`choosing.py`), and how something is done to reality (`applying.py`).
 """
 
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Literal, NamedTuple
 
-from elsewhere import units
 from elsewhere.changes import threeway
-from elsewhere.changes.globs import matcher
 from elsewhere.changes.model import Side
 from elsewhere.changes.parents import Parents
 from elsewhere.changes.threeway import Decision
-from elsewhere.errors import UsageError
-from elsewhere.paths import is_within
+from elsewhere.paths import above, is_within
 from elsewhere.promotion.applying import Operation
+from elsewhere.promotion.choosing import Choices, Chosen, fitting, listed, named, refuse_idle
 from elsewhere.promotion.pieces import Piece
 from elsewhere.promotion.settling import NOT_BY_OURS
 from elsewhere.promotion.targets import Target
 from elsewhere.values import dataclass
 
-__all__ = ["Choices", "Chosen", "Conflicting", "Plan", "fitting", "leads_outside", "plan", "refuse_idle"]
+__all__ = ["Conflicting", "Plan", "leads_outside", "plan"]
 
 _LOOKS = 3  # at a file that goes or comes while it is read
-_MOST_NAMED = 3
 _NEW_DIRECTORY = stat.S_IFDIR | 0o755  # of one that reality deleted, and that has to be there again
-
-Choice = Literal["ours", "theirs"]
-
-
-class Choices(NamedTuple):
-    """Paths or globs that settle conflicts: take the sandbox's (`ours`), leave reality's (`theirs`)."""
-
-    ours: tuple[str, ...] = ()
-    theirs: tuple[str, ...] = ()
 
 
 class Conflicting(NamedTuple):
@@ -100,7 +88,7 @@ def plan(
     if choices != _NO_CHOICES:
         undecided = [_Settling(one, Chosen(one.target.root, _NO_CHOICES), restoring).run() for one in found]
         disputed = [(one.looked.target.root, path) for one in undecided for path in one.open()]
-        result.disputed, result.fitting = [_named(*one) for one in disputed], fitting(choices, disputed)
+        result.disputed, result.fitting = [named(*one) for one in disputed], fitting(choices, disputed)
         if not one_of_several:
             refuse_idle(choices, [result])
     for one in found:
@@ -183,7 +171,7 @@ _SAME, _KEPT, _WAITS = _Outcome("same"), _Outcome("kept"), _Outcome("waits")
 class _Settling:
     """One way through the pieces of a target, with somebody's choices."""
 
-    def __init__(self, looked: _Looked, choose: "Chosen", restoring: bool) -> None:
+    def __init__(self, looked: _Looked, choose: Chosen, restoring: bool) -> None:
         self.looked = looked
         self.outcomes: dict[str, _Outcome] = {}
         self.made: dict[str, Piece] = {}  # directories that have to be there again, with what they are needed for
@@ -220,7 +208,7 @@ class _Settling:
             if not problems:
                 self._make_parents(path, seen.piece)
                 return _Outcome("write", seen.piece.after) if seen.decision.result == "conflict" else _taken(seen)
-        if problems[0].reason.startswith("parent_") and any(self._is_open(above) for above in _above(path)):
+        if problems[0].reason.startswith("parent_") and any(self._is_open(one) for one in above(path)):
             return _WAITS
         return _Outcome("conflict", decision=problems[0])
 
@@ -256,31 +244,31 @@ class _Settling:
 
     def _given_up(self, path: str) -> bool:
         """Whether the sandbox has no directory any more where the path was: then there is nothing that it could be missing."""
-        known = (self.looked.pieces.get(above) for above in _above(path))
+        known = (self.looked.pieces.get(one) for one in above(path))
         return any(seen is not None and not _is_directory(seen.piece.after) for seen in known)
 
     def _ours_settles(self, reason: str, path: str) -> bool:
         if reason == "link_outside":
             return self._choose.exactly(path)
         if reason == "parent_gone":
-            missing = [above for above in _above(path) if self._will_be(above) is None]
-            return not any(above in self.looked.pieces for above in missing)
+            missing = [one for one in above(path) if self._will_be(one) is None]
+            return not any(one in self.looked.pieces for one in missing)
         return reason not in NOT_BY_OURS
 
     def _make_parents(self, path: str, piece: Piece) -> None:
-        for above in _above(path):
-            if self._will_be(above) is None:
-                self.made.setdefault(above, piece)
+        for one in above(path):
+            if self._will_be(one) is None:
+                self.made.setdefault(one, piece)
 
     def _may_write_above(self, path: str) -> bool:
         """In the nearest directory that is there, or will be."""
         target = self.looked.target
-        for above in (*_above(path), ""):
-            outcome = self.outcomes.get(above)
+        for one in (*above(path), ""):
+            outcome = self.outcomes.get(one)
             wanted = outcome.wanted if outcome is not None and outcome.kind == "write" else None
-            if _is_directory(target.side(above)):
+            if _is_directory(target.side(one)):
                 opened = wanted is not None and _is_directory(wanted) and _is_open(wanted)
-                return target.may_write(above) or (opened and target.may_own(above))
+                return target.may_write(one) or (opened and target.may_own(one))
             if _is_directory(wanted):
                 return True
         return False
@@ -309,14 +297,8 @@ class _Settling:
         if (not unknown and outcome.wanted is None) or self._choose(path) == "theirs":
             return _KEPT
         decision = threeway.conflict("not_empty")
-        sentence = f"{decision.sentence}: {_listed(unknown or list(left))}"
+        sentence = f"{decision.sentence}: {listed(unknown or list(left))}"
         return _Outcome("conflict", decision=Decision("conflict", reason=decision.reason, sentence=sentence))
-
-
-def _above(path: str) -> list[str]:
-    """The directories that a path is in, the nearest first."""
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
 def _is_directory(side: Side | None) -> bool:
@@ -355,87 +337,6 @@ def _taken(seen: _Seen) -> _Outcome:
     return _Outcome("write", Side(os.stat_result((mode, *about[1:6], size, *about[7:10])), content=decision.content), merged=True)
 
 
-# -- what somebody chose --------------------------------------------------------------------------------------------------------
-
-
-class Chosen:
-    """What somebody chose about the paths below one root."""
-
-    def __init__(self, root: str, choices: Choices) -> None:
-        self._root = root
-        self._ours = {value: _pattern(value, root) for value in choices.ours}
-        self._theirs = {value: _pattern(value, root) for value in choices.theirs}
-
-    def __call__(self, path: str) -> Choice | None:
-        if any(fits(path) for fits in self._ours.values()):
-            return "ours"
-        return "theirs" if any(fits(path) for fits in self._theirs.values()) else None
-
-    def values(self, path: str) -> tuple[list[str], list[str]]:
-        """What names it, of either kind."""
-        return [one for one, fits in self._ours.items() if fits(path)], [one for one, fits in self._theirs.items() if fits(path)]
-
-    def exactly(self, path: str) -> bool:
-        """Whether `ours` names the path itself, and not only something that it fits or lies in."""
-        return any(_place(value, self._root) == os.path.join(self._root, path) for value in self._ours)
-
-
-def fitting(choices: Choices, disputed: Sequence[tuple[str, str]]) -> Choices:
-    """Those that are about one of these (root, path). Two about the same are a mistake."""
-    choosers = {root: Chosen(root, choices) for root, _ in disputed}
-    used: tuple[set[str], set[str]] = set(), set()
-    for root, path in disputed:
-        ours, theirs = choosers[root].values(path)
-        used[0].update(ours)
-        used[1].update(theirs)
-        if ours and theirs:
-            name = _named(root, path)
-            raise UsageError(
-                "ours_and_theirs",
-                f"{name!r} is named by --ours {ours[0]} and by --theirs {theirs[0]}",
-                hint="name it with one of them, or by narrower patterns",
-                detail={"path": name, "ours": ours, "theirs": theirs},
-            )
-    return Choices(*(tuple(one for one in chosen if one in fits) for chosen, fits in zip(choices, used, strict=True)))
-
-
-def refuse_idle(choices: Choices, plans: Iterable[Plan]) -> None:
-    """A choice that none of the plans has a conflict for is a mistake."""
-    plans = list(plans)
-    named = list(dict.fromkeys(name for one in plans for name in one.disputed))
-    for number, option in enumerate(("--ours", "--theirs")):
-        for value in choices[number]:
-            if not any(value in one.fitting[number] for one in plans):
-                raise UsageError(
-                    "no_such_conflict",
-                    f"{option} {value!r} names no conflict; " + (f"there are: {_listed(named)}" if named else "there is none"),
-                    hint=f"name one of these paths, or leave out {option}" if named else f"leave out {option}",
-                    detail={"value": value, "paths": named},
-                )
-
-
-def _pattern(value: str, root: str) -> Callable[[str], bool]:
-    """The very path, or a glob. Outside of every project, only an absolute one can be meant."""
-    if root == "/" and not value.startswith("/"):
-        return lambda _: False
-    exact, glob = _place(value, root), matcher([value], root)
-
-    def fits(path: str) -> bool:
-        place = os.path.join(root, path)
-        return place == exact or glob(place)
-
-    return fits
-
-
-def _place(value: str, root: str) -> str:
-    return os.path.normpath(os.path.join(root, value))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {units.count(more, 'other')}" if more > 0 else "")
-
-
 # -- the plan -------------------------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +347,7 @@ def _write(settled: _Settling, result: Plan) -> None:
         for path, piece in settled.made.items()
     ]
     for path, outcome in settled.outcomes.items():
-        name = _named(target.root, path)
+        name = named(target.root, path)
         if outcome.kind == "write":
             operations.append(Operation(target.root, path, pieces[path].reality, outcome.wanted, pieces[path].piece.owner))
             (result.merged if outcome.merged else result.applied).append(name)
@@ -469,7 +370,3 @@ def _turn(operation: Operation) -> tuple[int, int, str]:
     if not _is_directory(operation.expected):
         return 2, depth, path
     return (0, depth, path) if _is_open(wanted) else (4, -depth, path)
-
-
-def _named(root: str, path: str) -> str:
-    return f"/{path}" if root == "/" else path

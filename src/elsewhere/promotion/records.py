@@ -7,8 +7,12 @@
         1/ 2/ …             what was done to a target, and how it is undone (see `applying.py`)
         change/             the change itself, if it has further to go than one target (see `freezing.py`)
         checkout/           HEAD and index, if they were moved (see `heads.py`)
-        before/ replayed/   what commands that were run again found and left (see `replaying.py`)
+        touched/ before/ replayed-<n>/    what commands that were run again could change, found and left (see `replaying.py`)
         basis/              what the sandbox had at each path (see `operations/earlier.py`)
+        change.patch        the change as a patch, once a stage failed
+        <stage>-change-<n>/                           the change as it is laid out for a deploy command (see `deploying.py`)
+        <stage>-deploy-<n>.out .err, -rollback-       what such a command said
+        <stage>-before-<n>-<check>.out .err, -after-  what each check of a stage said
 
     applying    at work, or interrupted         refused     conflicts: nothing was done      waiting   for a person
     applied     done                            failed      a check or a deploy failed       undone    done, and taken back
@@ -205,7 +209,8 @@ def unfinished(state: State) -> list[Promotion]:
         try:
             found.append(load(state, name))
         except NotFound:
-            os.unlink(os.path.join(place, name))  # whoever began it came no further
+            with contextlib.suppress(FileNotFoundError):  # somebody else looks just now, too
+                os.unlink(os.path.join(place, name))  # whoever began it came no further
         except Broken:
             continue  # it can only be asked for by its name
     return found

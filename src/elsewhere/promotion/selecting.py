@@ -23,12 +23,13 @@ from dataclasses import field
 from elsewhere.changes.drift import is_repository_path
 from elsewhere.changes.globs import matcher
 from elsewhere.changes.model import Change, Changes, Side
-from elsewhere.paths import is_within
+from elsewhere.errors import UsageError
+from elsewhere.paths import above, is_within
 from elsewhere.promotion import ignoring
 from elsewhere.promotion.hooks import hooks_of, runs_in_repositories
 from elsewhere.values import dataclass
 
-__all__ = ["Selection", "marks", "select"]
+__all__ = ["Selection", "marks", "select", "unfit"]
 
 SORTS = ("ignored", "outside", "other", "git")
 
@@ -57,6 +58,13 @@ def select(
     leave: Collection[str] = (),
 ) -> Selection:
     """`leave` are absolute paths that stay behind, whatever else fits."""
+    for pattern in outside:
+        if pattern and not pattern.startswith("/"):
+            raise UsageError(
+                "bad_pattern",
+                f"--outside {pattern!r} is relative, and what lies outside of the project is named from the root of the machine",
+                hint="write it with a slash in front, such as /etc/hosts or '/etc/**'",
+            )
     named, named_outside = matcher(paths, project), matcher(outside, project)
     within = f"{project.rstrip('/')}/"
     candidates = [
@@ -96,6 +104,14 @@ def select(
     return found
 
 
+def unfit(selection: Selection, outside: Iterable[str], project: str) -> list[str]:
+    """Those patterns that name nothing of what was changed there. What cannot be moved, and is told, counts as well."""
+    ends = [end for one in selection.outside for end in _ends(one)]
+    ends += [end for left in selection.left_out.values() for end in left]
+    there = [end.rstrip("/") for end in ends if not is_within(end, project)]
+    return [pattern for pattern in outside if not any(map(matcher([pattern], project), there))]
+
+
 def _add_directories(found: Selection, changes: Changes, within: str) -> None:
     taken = {end for one in (*found.inside, *found.outside) for end in _ends(one)}
     needed = {above for path in taken for above in _above(path)}
@@ -107,10 +123,7 @@ def _add_directories(found: Selection, changes: Changes, within: str) -> None:
 
 def _above(path: str) -> Iterator[str]:
     """The directories that it is in, each with a slash at its end."""
-    end = path.rstrip("/").rfind("/")
-    while end > 0:
-        yield path[: end + 1]
-        end = path.rfind("/", 0, end)
+    return (f"{one}/" for one in above(path.rstrip("/")))
 
 
 def _ends(change: Change) -> list[str]:
