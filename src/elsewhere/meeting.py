@@ -1,4 +1,5 @@
-"""Where a caller and its launcher meet: the state directory, and the name of the launcher's socket in it.
+"""Where a caller and its launcher meet: the state directory, and the name of the launcher's socket in it; and what a service is
+started with.
 
 Both sides must agree, and one of them is the hot path: nothing is imported here but `os`.
 """
@@ -7,7 +8,10 @@ import os
 
 import elsewhere
 
-__all__ = ["default_state", "home_directory", "socket_name"]
+__all__ = ["default_state", "handed_on", "home_directory", "socket_name"]
+
+# By these a command of a stage is known, and ended if it was interrupted: what serves everybody is none.
+_OF_A_STAGE = ("ELSEWHERE_PROMOTION", "ELSEWHERE_STAGE", "ELSEWHERE_CHANGE")
 
 
 def default_state() -> str:
@@ -31,6 +35,11 @@ def home_directory() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return "/nonexistent"
+
+
+def handed_on() -> dict[str, str]:
+    """Of our environment, what a service that outlives us is started with."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") and key not in _OF_A_STAGE}
 
 
 def socket_name() -> str:

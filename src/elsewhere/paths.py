@@ -1,8 +1,16 @@
-"""Words about paths: what lies within what. Absolute paths that are free of links; nothing here looks at a file system."""
+"""Words about paths: what lies within what. They are free of links; nothing here looks at a file system."""
 
 from collections.abc import Iterable
 
-__all__ = ["is_within", "outermost", "relative"]
+__all__ = ["above", "is_within", "outermost", "relative"]
+
+
+def above(path: str) -> list[str]:
+    """The directories that a path is in, the nearest first; not the one that it is relative to, nor the root."""
+    found = []
+    while path := path.rpartition("/")[0]:
+        found.append(path)
+    return found
 
 
 def is_within(path: str, place: str) -> bool:

@@ -19,7 +19,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Line", "files", "parsed", "programs", "scripts", "variables", "variants"]
+__all__ = ["Line", "parsed", "programs", "variables", "variants"]
 
 _KEYWORDS = ("then", "do", "else", "if", "elif", "while", "until", "!")
 _WRAPPERS = frozenset("env time timeout nice exec sudo npx bunx uv uvx poetry pipenv bundle run xargs cross-env c8 nyc".split())
@@ -103,15 +103,6 @@ def parsed(line: str, *, captured: bool = True) -> Line:
 def programs(line: str, *, captured: bool = True) -> set[str]:
     """Their names, without directories."""
     return parsed(line, captured=captured).programs
-
-
-def scripts(line: str) -> set[str]:
-    return parsed(line).scripts
-
-
-def files(line: str) -> set[str]:
-    """All that may be the name of a file which the line's programs take; scripts as well."""
-    return parsed(line).files
 
 
 # -- variables ------------------------------------------------------------------------------------------------------------------

@@ -92,6 +92,12 @@ def complete(race: Race) -> Race:
     _unique([one.name for one in race.checks], "checks")
     if race.lower and race.score is None and not race.scored_by_python:
         raise UsageError("no_score", "less is better of what? There is no score", hint="--score COMMAND, or leave --lower out")
+    if race.base_ref is not None and race.base != "auto":
+        raise UsageError(
+            "bad_race",
+            f"base = {race.base!r} means nothing beside base_ref = {race.base_ref!r}: a race starts from one of them",
+            hint="leave one of them out",
+        )
     for pattern in race.verify_files or ():
         if is_everything(pattern.removeprefix("!").strip()):
             raise UsageError(

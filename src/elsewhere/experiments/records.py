@@ -376,6 +376,7 @@ def _check(experiment: Experiment, one: Attempt, said: dict[str, Any]) -> dict[s
         "passed": said["passed"],
         "exit_code": said["exit_code"],
         "reason": said["reason"],
+        "note": said.get("note") or None,
         "duration_ms": _ms(said["seconds"]),
         "tests": said["tests"],
         "output": tail(experiment.file(f"{one.key}/{said['file']}")),

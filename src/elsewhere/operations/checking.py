@@ -50,7 +50,7 @@ def checked(
         return []
     project = find_project(bench.project, "/")
     confined = confine(state, project.path, {}, lives=False)
-    wish = Wish(base=bench.base, base_ref=bench.base_ref, story="check", labels=labels)
+    wish = Wish(base=bench.base, base_ref=bench.base_ref, story="check", labels=labels, publishes=False)
     box = raise_sandbox(state, project, wish, confined, lives=False)
     try:
         if bench.operations:

@@ -98,16 +98,22 @@ def _is_same(one: Attempt, other: Attempt) -> bool:
 
 def _named(state: State, word: str) -> tuple[Experiment, Attempt]:
     wanted, _, rest = word.partition(":")
-    name, _, number = rest.partition(":")
-    if number and not (number.isascii() and number.isdigit()):
-        raise UsageError("bad_attempt", f"{number!r} is no number of an attempt", hint="ID:NAME:2")
+    name, number = _attempt(rest, "ID:NAME:2")
     try:
         found = records.find(state, wanted)
     except NotFound:
         if rest:
             raise
         found, name = records.find(state, "@last"), wanted
-    return found, found.attempt(name or None, int(number) if number else None)
+    return found, found.attempt(name or None, number)
+
+
+def _attempt(text: str, example: str) -> tuple[str, int | None]:
+    """NAME or NAME:ATTEMPT."""
+    name, _, number = text.partition(":")
+    if number and not (number.isascii() and number.isdigit()):
+        raise UsageError("bad_attempt", f"{number!r} is no number of an attempt", hint=example)
+    return name, int(number) if number else None
 
 
 def _side(experiment: Experiment, one: Attempt) -> dict[str, Any]:
@@ -127,7 +133,9 @@ def report(wanted: str, output: str | None = None) -> str:
     found = show(wanted)
     patches = {one.key: _read(found.file(f"{one.key}/changes.patch"), _MOST_PATCH) for one in found.attempts}
     outputs = {one.key: _read(found.file(f"{one.key}/command.out"), _MOST_OUTPUT) for one in found.attempts}
-    page = render(records.document(found), patches, outputs).encode("utf-8", "replace")
+    document = records.document(found)
+    document["experiment"]["promotion"] = taking.standing(State.open(), found)  # what was undone since is in reality no more
+    page = render(document, patches, outputs).encode("utf-8", "replace")
     if output is None:
         write_aside(found.file(_REPORT), page)
         return found.file(_REPORT)
@@ -158,12 +166,10 @@ def promote(
     refuse_inside()
     state = State.open()
     found = records.find(state, wanted)
-    chosen, _, number = (name or "").partition(":")
-    if number and not (number.isascii() and number.isdigit()):
-        raise UsageError("bad_attempt", f"{number!r} is no number of an attempt", hint="NAME:2")
+    chosen, number = _attempt(name or "", "NAME:2")
     with records.held(found):
         found = records.load(state, found.id)
-        one = found.attempt(chosen or None, int(number) if number else None)
+        one = found.attempt(chosen or None, number)
         return found, one, taking.promoted(state, found, one, asked, tell)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from elsewhere.changes.drift import is_repository_path
 from elsewhere.clock import wall
-from elsewhere.errors import Refused
+from elsewhere.errors import Refused, UsageError
 from elsewhere.operations import sandboxes
 from elsewhere.operations.entering import enter
 from elsewhere.operations.files import files_of
-from elsewhere.promotion import commits, heads, records
+from elsewhere.promotion import commits, heads, records, stranded
 from elsewhere.promotion.commits import Answer, Commits
 from elsewhere.promotion.records import Promotion
 from elsewhere.sandbox.access import transfer
@@ -29,7 +29,7 @@ from elsewhere.storage.scratch import scratch
 from elsewhere.storage.state import State
 from elsewhere.values import dataclass
 
-__all__ = ["Bundle", "bundled", "coming", "fetch", "foresee"]
+__all__ = ["Bundle", "bundled", "coming", "fetch", "foresee", "none_to_fetch"]
 
 _PATIENCE_S = 300.0
 
@@ -66,6 +66,23 @@ def bundled(state: State, found: Record, box: Live | None) -> Iterator[Bundle | 
         yield Bundle(path, answer, found.project, head, at) if answer.made else None
 
 
+def none_to_fetch(found: Record, option: str) -> UsageError:
+    """What is said to somebody who asks for commits by this option: there are none, or they stay where they are."""
+    _, changes = sandboxes.changes(found.id)
+    tops = stranded.tops((one.path for one in changes.entries), found.project)
+    if tops:
+        return UsageError(
+            "no_commits",
+            f"{option}: commits made in {found.id!r} stay there: the project {found.project!r} is not the top of {tops[0]!r}",
+            hint=f"leave it out; elsewhere exec {found.id} -- git format-patch --stdout COMMITS gives them as text for git am",
+        )
+    return UsageError(
+        "no_commits",
+        f"no commits were made in {found.id!r}, and {option} is about those",
+        hint="leave it out; elsewhere exec ID -- git log shows what there is",
+    )
+
+
 def coming(bundle: Bundle, sandbox_id: str, branch: str | None) -> dict[str, Any]:
     """Every branch with commits made inside, and where it goes; the one that HEAD is on gives the others their names."""
     found = bundle.look()
@@ -87,6 +104,8 @@ def foresee(bundle: Bundle, found: dict[str, Any]) -> None:
 def fetch(promotion: Promotion, bundle: Bundle, branch: str | None, *, checkout: bool) -> None:
     """Into branches of the project; the record of the promotion tells which."""
     found = coming(bundle, promotion.sandbox, branch)
+    if found["others"]:
+        foresee(bundle, found)  # all of them come, or none
     if checkout:
         heads.check(promotion.project, bundle.base_head)  # before there is a branch
     fetched = commits.fetch(promotion.project, bundle.path, bundle.answer, found["branch"], ref=found["ref"])

@@ -23,8 +23,9 @@ from elsewhere.operations import checking
 from elsewhere.operations.checking import Bench
 from elsewhere.operations.projects import find_project
 from elsewhere.promotion import applying, branches, deploying, freezing, planning, records, replaying, restoring
+from elsewhere.promotion.choosing import Choices
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Plan
+from elsewhere.promotion.planning import Plan
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.settling import next_steps
 from elsewhere.promotion.stages import LEFT, Branch, Deploy, Directory, Stage
@@ -253,6 +254,7 @@ class Passage:
             "rollback": target.rollback,
             "timeout": target.timeout,
             "runs": [],
+            "begun": None,
         }
         self._begin(data)
         self._step("deploying")

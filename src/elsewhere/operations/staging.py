@@ -28,9 +28,9 @@ from elsewhere.clock import wall
 from elsewhere.errors import Conflict, ElsewhereError, NotFound, Refused
 from elsewhere.operations.passage import Entry, Passage, Step, Tell, coming, names, planned, subject
 from elsewhere.operations.projects import find_project
-from elsewhere.promotion import branches, planning, records, restoring
+from elsewhere.promotion import branches, records, restoring
+from elsewhere.promotion.choosing import Choices, refuse_idle
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.restoring import silent
 from elsewhere.promotion.stages import (
@@ -96,7 +96,7 @@ def foreseen(
         new = coming(state, found.id, found.base["at"], "", stage, found.project, pieces)
         plans.append(planned(stage, new, choices)[0])
         told.append({"name": stage.name, "target": stage.target.words(), "status": "planned", **names(plans[-1])})
-    planning.refuse_idle(choices, plans)
+    refuse_idle(choices, plans)
     return told
 
 
@@ -107,7 +107,7 @@ def _refuse_idle(state: State, promotion: Promotion, pieces: Sequence[Piece], st
     if new != _NONE:
         project, base_at = promotion.project, promotion.base_at
         those = [coming(state, promotion.sandbox, base_at, promotion.id, stage, project, pieces) for stage in stages]
-        planning.refuse_idle(new, [planned(stage, one, new)[0] for stage, one in zip(stages, those, strict=True)])
+        refuse_idle(new, [planned(stage, one, new)[0] for stage, one in zip(stages, those, strict=True)])
 
 
 def _broken_off(promotion: Promotion, entry: Entry, error: BaseException, step: Step) -> None:

@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from elsewhere.changes import threeway
@@ -26,9 +26,11 @@ from elsewhere.changes.patch import is_git
 from elsewhere.changes.threeway import Decision
 from elsewhere.errors import Conflict, NotFound
 from elsewhere.meeting import home_directory
+from elsewhere.paths import above
 from elsewhere.promotion.applying import Operation
+from elsewhere.promotion.choosing import Choices, Chosen, fitting
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Chosen, Conflicting, Plan, fitting, leads_outside
+from elsewhere.promotion.planning import Conflicting, Plan, leads_outside
 from elsewhere.promotion.repository import Repository, failed, repository_of
 from elsewhere.storage import git
 from elsewhere.values import dataclass
@@ -193,27 +195,36 @@ class _Maker:
         return Side(_about(stat.S_IFREG | (0o755 if found.mode == _PROGRAM else 0o644)), content=done.stdout), False
 
     def check_places(self) -> None:
-        """Nothing can be below a file, nor a file where something else is a directory."""
+        """Nothing can be below a file, nor a file where something else is a directory. Where the branch's was chosen, ours is
+        left out, which may be room for another one."""
+        while left_out := {path for path in self._misplaced() if self._chosen(path) == "theirs"}:
+            self.plan.operations = [one for one in self.plan.operations if one.path not in left_out]
+            self.plan.applied = [path for path in self.plan.applied if path not in left_out]
+            self.plan.merged = [path for path in self.plan.merged if path not in left_out]
+            self.plan.kept += sorted(left_out)
+            self._disputed += sorted(left_out)
+        for path, reason in self._misplaced().items():
+            self._conflict(path, threeway.conflict(reason))
+
+    def _misplaced(self) -> dict[str, str]:
+        """What cannot be where it is to be, and why."""
         final = {*self._tip.entries}
         for one in self.plan.operations:
             (final.discard if one.wanted is None else final.add)(one.path)
-        directories = {parent for path in final for parent in _parents(path)}
+        directories = {parent for path in final for parent in above(path)}
+        found = {}
         for one in [one for one in self.plan.operations if one.wanted is not None]:
             if one.path in directories:
-                self._conflict(one.path, threeway.conflict("type_changed"))
-            elif any(parent in final for parent in _parents(one.path)):
-                self._conflict(one.path, threeway.conflict("parent_replaced"))
+                found[one.path] = "type_changed"
+            elif any(parent in final for parent in above(one.path)):
+                found[one.path] = "parent_replaced"
+        return found
 
     def tell_choices(self, choices: Choices) -> None:
         """Which of them were about something here."""
         names = dict.fromkeys([*self._disputed, *(one.path for one in self.plan.conflicts)])
         self.plan.disputed = list(names)
         self.plan.fitting = fitting(choices, [(self._root, name) for name in names])
-
-
-def _parents(path: str) -> Iterable[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _like_git(side: Side | None) -> Side | None:
@@ -306,18 +317,15 @@ def _index_info(operations: Sequence[Operation], blobs: Sequence[str], like: str
 
 def _identity(repository: Repository) -> tuple[str, str]:
     """Whom the user's own git would name as the author; made up by nobody."""
-    home = home_directory()
-    places = (os.environ.get("GIT_CONFIG_GLOBAL", ""), f"{home}/.gitconfig", f"{home}/.config/git/config")
     chosen = {key: value for key in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL") if (value := os.environ.get(key))}
-    more = {
-        "GIT_DIR": repository.git,
-        "GIT_CONFIG_GLOBAL": next((path for path in places if path and os.path.exists(path)), "/dev/null"),
-        **chosen,
-    }
     settings = ("user.useConfigOnly=true",)
-    done = git.run(("var", "GIT_AUTHOR_IDENT"), purpose="a branch", settings=settings, patience=60.0, more=more)
-    name, less, rest = done.stdout.decode("utf-8", "surrogateescape").partition(" <")
-    return (name, rest.partition(">")[0]) if done.returncode == 0 and less and name else _NOBODY
+    for configuration in git.user_configurations():
+        more = {"HOME": home_directory(), "GIT_DIR": repository.git, "GIT_CONFIG_GLOBAL": configuration, **chosen}
+        done = git.run(("var", "GIT_AUTHOR_IDENT"), purpose="a branch", settings=settings, patience=60.0, more=more)
+        name, less, rest = done.stdout.decode("utf-8", "surrogateescape").partition(" <")
+        if done.returncode == 0 and less and name:
+            return name, rest.partition(">")[0]
+    return _NOBODY
 
 
 def _ask(repository: Repository, *words: str, source: bytes | None = None, more: dict[str, str]) -> str:

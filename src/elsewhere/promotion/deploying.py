@@ -11,8 +11,9 @@ A command is a line for `sh -c`, in the project's directory, with the caller's e
     ELSEWHERE_CHANGE         the directory above
 
 It has a session and a process group of its own. Its end is the exit of the shell, not the end of its output: what it leaves
-running lives on. When its time is over, all of its group is ended. Whoever is killed while a command runs leaves it running: it
-is known by its variables, and ended (`end_left_over`), before anything is taken back.
+running lives on, for `rollback` to see to. When its time is over, all of its group is ended. Whoever is killed while a command
+runs leaves it running: what did not come to its end is known by its variables, and ended (`end_left_over`), before anything is
+taken back.
 
 Nothing here is confined. Not here: whether a command is trusted, and what its failure means.
 """

@@ -100,9 +100,8 @@ def _check_left(repository: Repository, found: Checkout) -> None:
     _check_quiet(repository)
     ref, commit = repository.head()
     if (ref, commit) != (_HEADS + found.branch, found.new):
-        where = f"on {ref.removeprefix(_HEADS)!r}" if ref else "detached"
         left = f"it was left on {found.branch!r} at {_short(found.new)}"
-        raise _moved(f"HEAD is {where} at {_short(commit)}, and {left}", found.new, commit)
+        raise _moved(f"HEAD is {_where(ref, commit)}, and {left}", found.new, commit)
     _check_clean(repository, commit)
 
 
@@ -151,20 +150,24 @@ def recover_checkout(directory: str, *, finish: bool) -> State | None:
 
 
 def _forward(repository: Repository, directory: str, found: Checkout, before: Index | None) -> None:
-    _move(repository, before, _index(os.path.join(directory, "index.new")), _HEADS + found.branch, None)
+    _move(repository, found, before, _index(os.path.join(directory, "index.new")), _HEADS + found.branch, None)
 
 
 def _back(repository: Repository, directory: str, found: Checkout, before: Index | None) -> None:
-    _move(repository, before, _index(os.path.join(directory, "index.old")), found.old_ref, found.old)
+    _move(repository, found, before, _index(os.path.join(directory, "index.old")), found.old_ref, found.old)
 
 
-def _move(repository: Repository, before: Index | None, after: Index | None, ref: str | None, commit: str | None) -> None:
+def _move(
+    repository: Repository, found: Checkout, before: Index | None, after: Index | None, ref: str | None, commit: str | None
+) -> None:
     """The index from `before` to `after` (None: there is none), HEAD to a ref or, without one, to a commit."""
     with _git_directory(repository) as descriptor:
         _take_lock(repository, descriptor, Index(_NO_INDEX, 0) if after is None else after)
         try:
             if _index(os.path.join(repository.git, "index")) != before:
                 raise Conflict("repository_busy", "another git wrote the index meanwhile", hint="try again when it is done")
+            if (now := repository.head()) not in _ends(found):  # another branch of the same commit needs no new index
+                raise _moved(f"HEAD was moved meanwhile, and is {_where(*now)}", found.old, now[1])
             _set_head(repository, ref, commit)
         except BaseException:
             os.unlink("index.lock", dir_fd=descriptor)
@@ -224,8 +227,13 @@ def _drop_ours(repository: Repository, directory: str, descriptor: int) -> None:
 def _is_ours(repository: Repository, directory: str, found: Checkout, index: Index | None) -> bool:
     """Whether HEAD is at one of both ends, and the index as well, but for what git notes in it in passing."""
     ref, commit = repository.head()
-    at_an_end = (ref, commit) in ((found.old_ref, found.old), (_HEADS + found.branch, found.new))
+    at_an_end = (ref, commit) in _ends(found)
     return at_an_end and ((index and index.content) in _contents(directory) or not _is_staged(repository, commit))
+
+
+def _ends(found: Checkout) -> tuple[tuple[str | None, str | None], ...]:
+    """Where HEAD is before it is moved, and afterwards."""
+    return (found.old_ref, found.old), (_HEADS + found.branch, found.new)
 
 
 def _contents(directory: str) -> list[bytes | None]:
@@ -313,6 +321,10 @@ def _moved(message: str, expected: str | None, found: str | None) -> Conflict:
         hint="the branch is there: git switch or git merge brings it in when it suits",
         detail={"expected": expected, "found": found},
     )
+
+
+def _where(ref: str | None, commit: str | None) -> str:
+    return (f"on {ref.removeprefix(_HEADS)!r}" if ref else "detached") + f" at {_short(commit)}"
 
 
 def _short(commit: str | None) -> str:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from elsewhere.errors import Unavailable
+from elsewhere.meeting import home_directory
+from elsewhere.paths import above
 from elsewhere.storage import checkouts, git, repositories
 
 __all__ = ["hooks_of", "runs_in_repositories"]
@@ -28,11 +30,9 @@ def _hooks_of(top: str) -> set[str]:
     places = checkouts.git_places(top)
     if places is None:
         return set()
-    home = os.path.expanduser("~")
-    usual = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     found = set()
-    for configuration in (os.path.join(home, ".gitconfig"), os.path.join(usual, "git/config")):
-        more = {"HOME": home, "GIT_DIR": places[0], "GIT_CONFIG_GLOBAL": configuration, "GIT_CONFIG_NOSYSTEM": "0"}
+    for configuration in git.user_configurations(unused=True):
+        more = {"HOME": home_directory(), "GIT_DIR": places[0], "GIT_CONFIG_GLOBAL": configuration, "GIT_CONFIG_NOSYSTEM": "0"}
         words = ["config", "--show-scope", "-z", "--type=path", "--get-all", "core.hooksPath"]
         try:
             said = git.run(words, purpose="finding hooks", patience=_PATIENCE, more=more).stdout.split(b"\0")
@@ -47,11 +47,11 @@ def runs_in_repositories(paths: Iterable[str]) -> Iterator[str]:
     """Of paths that are about to be changed, those that count in a repository that lies in the open, or make one of what was
     none: what says which programs it runs, or, if there is nothing of that among them, the first."""
     paths = sorted(path for path in (one.rstrip("/") for one in paths) if not _NAMES.isdisjoint(path.split("/")))
-    there = {*paths, *(above for path in paths for above in _above(path))}
+    there = {*paths, *(directory for path in paths for directory in above(path))}
     inside: dict[str, list[str]] = {}
     for path in paths:
-        for above in _above(path):
-            inside.setdefault(above, []).append(path)
+        for directory in above(path):
+            inside.setdefault(directory, []).append(path)
     for directory, below in inside.items():
         names = [os.path.join(directory, name) for name in _MADE_OF]
         if not any(os.path.join(directory, name) in there for name in _NAMES):
@@ -60,10 +60,3 @@ def runs_in_repositories(paths: Iterable[str]) -> Iterator[str]:
         if all(name in there or known for name, known in zip(names, now, strict=True)):
             running = [path for path in below if path[len(directory) + 1 :].split("/")[0] in _RUN]
             yield from running or ([] if all(now) else below[:1])
-
-
-def _above(path: str) -> Iterator[str]:
-    end = path.rfind("/")
-    while end > 0:
-        yield path[:end]
-        end = path.rfind("/", 0, end)

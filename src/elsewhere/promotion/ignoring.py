@@ -17,7 +17,8 @@ from collections.abc import Collection, Mapping
 from elsewhere.changes.model import Side
 from elsewhere.changes.sides import sides_of
 from elsewhere.errors import Broken
-from elsewhere.paths import is_within
+from elsewhere.meeting import home_directory
+from elsewhere.paths import above, is_within
 from elsewhere.storage import checkouts, git, repositories
 
 __all__ = ["LIST", "ignored_of"]
@@ -72,7 +73,7 @@ def _ignored(paths: Collection[str], top: str, places: tuple[str, str] | None, l
 
 def _plant(tree: str, paths: Collection[str], top: str, lists: Mapping[str, Side | None]) -> None:
     reality = sides_of([top])
-    for directory in sorted({"", *(above for path in paths for above in _above(path.rstrip("/")))}):
+    for directory in sorted({"", *(one for path in paths for one in above(path.rstrip("/")))}):
         name = os.path.join(directory, LIST)
         try:
             side = lists[name] if name in lists else reality(name)
@@ -84,11 +85,6 @@ def _plant(tree: str, paths: Collection[str], top: str, lists: Mapping[str, Side
             _write(os.path.join(tree, name), content)
         except OSError:
             continue  # closed, or gone meanwhile, or too deep: git would not read it, either
-
-
-def _above(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _asked(own: str, tree: str, paths: Collection[str]) -> set[str]:
@@ -117,14 +113,12 @@ def _tracked(repository: str, top: str, prefix: str) -> set[str]:
 
 def _list_of_the_user(repository: str) -> str:
     """As git finds it: what the configuration names (asked of git, which runs nothing for that), or the usual place."""
-    home = os.path.expanduser("~")
-    usual = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    for configuration in (os.path.join(home, ".gitconfig"), os.path.join(usual, "git/config")):
-        more = {"HOME": home, "GIT_DIR": repository, "GIT_CONFIG_GLOBAL": configuration, "GIT_CONFIG_NOSYSTEM": "0"}
+    for configuration in git.user_configurations():
+        more = {"HOME": home_directory(), "GIT_DIR": repository, "GIT_CONFIG_GLOBAL": configuration, "GIT_CONFIG_NOSYSTEM": "0"}
         done = git.run(["config", "--type=path", "--get", "core.excludesFile"], purpose=_PURPOSE, patience=_PATIENCE, more=more)
         if done.returncode == 0:
             return os.fsdecode(done.stdout).rstrip("\n")
-    return os.path.join(usual, "git/ignore")
+    return os.path.join(git.user_directory(), "ignore")
 
 
 def _content(path: str) -> bytes:

@@ -54,7 +54,7 @@ class Repository:
     ) -> "subprocess.CompletedProcess[bytes]":
         surroundings = {
             "GIT_DIR": self.git,
-            "GIT_COMMITTER_NAME": "elsewhere",  # in the log of a ref; no commit is ever made
+            "GIT_COMMITTER_NAME": "elsewhere",  # in the log of a ref; whoever makes a commit says its committer
             "GIT_COMMITTER_EMAIL": "elsewhere@localhost",
             **(more or {}),
         }

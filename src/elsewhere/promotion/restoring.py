@@ -16,7 +16,8 @@ from typing import Any
 
 from elsewhere.errors import CheckFailed, Conflict, ElsewhereError
 from elsewhere.promotion import applying, branches, deploying, planning, replaying
-from elsewhere.promotion.planning import Choices, Plan
+from elsewhere.promotion.choosing import Choices
+from elsewhere.promotion.planning import Plan
 from elsewhere.promotion.records import Promotion
 from elsewhere.promotion.stages import AT_WORK, standing
 
@@ -88,7 +89,8 @@ def _outward_back(promotion: Promotion, entry: Entry) -> str | None:
         if done["kind"] == "branch":
             branches.take_back(done, f"elsewhere: promotion {promotion.id} taken back")
         elif done["kind"] == "deploy":
-            deploying.end_left_over(promotion.id, entry["name"])
+            if done.get("begun") is not None:
+                deploying.end_left_over(promotion.id, entry["name"])
             ended = command(promotion, entry, "rollback")
             return None if ended.good else f"{ended.command!r} ended with {ended.exit_code} ({ended.reason})"
     except ElsewhereError as error:
@@ -135,12 +137,16 @@ def left_by_others(place: str) -> str:
 
 
 def command(promotion: Promotion, entry: Entry, which: str) -> deploying.Ended:
-    """`deploy` or `rollback` of a stage, as it was written down when it was trusted."""
+    """`deploy` or `rollback` of a stage, as it was written down when it was trusted. Until it has come to its end, `begun` tells
+    that something of it may be running still."""
     data = entry["application"]
+    data["begun"] = which
+    promotion.save()
     surroundings = deploying.variables(promotion.id, entry["name"], data["change"])
     outputs = fresh(promotion, f"{entry['name']}-{which}")
     ended = deploying.run(data[which], promotion.project, outputs, surroundings, data["timeout"])
     data["runs"].append({"which": which, **ended.document()})
+    data["begun"] = None if ended.reason == "exited" else which
     promotion.save()
     return ended
 

@@ -35,7 +35,7 @@ from elsewhere.storage.scanning import Scan
 from elsewhere.storage.state import State, write_aside
 from elsewhere.values import dataclass
 
-__all__ = ["Base", "Estimate", "capture", "capturing", "estimate", "prune", "unused_layers", "using"]
+__all__ = ["Base", "Estimate", "capture", "capturing", "estimate", "prune", "unused_layers"]
 
 _FORMAT = 1
 _MOST_DELTAS = 8
@@ -145,13 +145,6 @@ def capturing(
                 break
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield base
-
-
-@contextlib.contextmanager
-def using(state: State, project: str) -> Iterator[None]:
-    """While this lasts, no layer of the project is pruned and none is made."""
-    with room_for(state, project).locked(fcntl.LOCK_SH):
-        yield
 
 
 def unused_layers(room: Room, used: Collection[str]) -> list[str]:

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Mapping
 from typing import IO
 
 from elsewhere.errors import Broken, Unavailable
+from elsewhere.meeting import home_directory
 
-__all__ = ["Owner", "quoted", "run", "start"]
+__all__ = ["Owner", "quoted", "run", "start", "user_configurations", "user_directory"]
 
 Owner = tuple[int, int]
 
@@ -87,6 +88,21 @@ def start(
         return subprocess.Popen(_line(words, settings), env=_surroundings(more), cwd=cwd, umask=0o022, **standard)  # type: ignore[call-overload,no-any-return]
     except FileNotFoundError:
         raise _missing(purpose) from None
+
+
+def user_configurations(*, unused: bool = False) -> list[str]:
+    """The caller's own, as git finds them, what counts most first; for those who ask them about something by GIT_CONFIG_GLOBAL.
+    That variable of the caller's stands for all others, which are `unused` then: another shell may go by them."""
+    usual = [os.path.join(home_directory(), ".gitconfig"), os.path.join(user_directory(), "config")]
+    chosen = os.environ.get("GIT_CONFIG_GLOBAL")
+    if chosen is None:
+        return usual
+    return [os.path.abspath(chosen) if chosen else os.devnull, *(usual if unused else ())]
+
+
+def user_directory() -> str:
+    """Where git looks for what is the caller's own."""
+    return os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.join(home_directory(), ".config"), "git")
 
 
 def quoted(path: str) -> bytes:

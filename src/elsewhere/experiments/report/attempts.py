@@ -115,7 +115,8 @@ def _check(check: dict[str, Any]) -> Markup:
         element("span", " · ".join(filter(None, about)), class_="quiet"),
     )
     command = element("pre", line(str(check.get("command") or ""), 4000), class_="command", tabindex="0")
-    return element("details", head, command, output(str(check.get("output") or "")), class_="check")
+    note = element("p", line(str(check["note"]), 400), class_="cut") if check.get("note") else None
+    return element("details", head, note, command, output(str(check.get("output") or "")), class_="check")
 
 
 def _denials(one: dict[str, Any]) -> Markup | None:

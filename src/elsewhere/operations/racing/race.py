@@ -36,7 +36,7 @@ from elsewhere.operations.promoting import Agree, Asked, Promoted
 from elsewhere.operations.racing.attempts import attempted
 from elsewhere.operations.racing.commands import run_line
 from elsewhere.operations.racing.course import Course, Scorer, Work, is_there, thrown_away
-from elsewhere.operations.racing.taking import promoted
+from elsewhere.operations.racing.taking import promoted, standing
 from elsewhere.operations.settings import resolve, stages
 from elsewhere.paths import is_within, relative
 from elsewhere.sandbox import ending
@@ -349,7 +349,7 @@ def _decide(course: Course) -> None:
 
 def _taken(state: State, experiment: Experiment, asked: Race, promotion: Asked, telling: Telling) -> Raced:
     """What cannot be promoted is no failure of the race: the winner stays the winner, and `resume` tries again."""
-    if not asked.promote or experiment.winner is None or experiment.promotion is not None:
+    if not asked.promote or experiment.winner is None or standing(state, experiment) is not None:
         return Raced(experiment)
     try:
         return Raced(experiment, promoted(state, experiment, experiment.attempt(), promotion, telling.remark))

@@ -23,7 +23,7 @@ from elsewhere.promotion import records as promotions
 from elsewhere.promotion.settling import next_steps
 from elsewhere.storage.state import State
 
-__all__ = ["promoted"]
+__all__ = ["promoted", "standing"]
 
 # Said to git in a sandbox that is thrown away: content stays as it is, whatever the project's attributes say.
 _AS_IT_IS = (
@@ -98,6 +98,18 @@ def _moved(sandbox_id: str, one: Attempt, asked: Asked, tell: Callable[[str], No
     return promoting.promote(sandbox_id, asked, tell=tell)
 
 
+def standing(state: State, experiment: Experiment) -> str | None:
+    """The last promotion by which something of it is in reality, or is on its way. What nobody remembers was not undone."""
+    for one in reversed(experiment.promotions):
+        try:
+            status = promotions.load(state, one).status
+        except NotFound:
+            return one
+        if status in ("applied", "waiting"):
+            return one
+    return None
+
+
 def _in_reality(state: State, experiment: Experiment) -> set[str]:
     """Of which sandboxes something is in reality."""
     found = set()
@@ -137,7 +149,7 @@ def _made_again(state: State, experiment: Experiment, one: Attempt) -> Iterator[
             f"the sandbox of {name} is gone, and what it changed was not kept",
             hint="race again; [experiments] sandboxes says how long they stay",
         ) from None
-    wish = Wish(project=experiment.project, labels={"experiment": experiment.id}, story="race")
+    wish = Wish(project=experiment.project, labels={"experiment": experiment.id}, story="race", publishes=False)
     made, _ = creating.create(wish)
     try:
         if content:

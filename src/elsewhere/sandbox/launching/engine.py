@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from elsewhere import errors
 from elsewhere.errors import Broken, ElsewhereError
 from elsewhere.linux import cgroups
-from elsewhere.meeting import socket_name
+from elsewhere.meeting import handed_on, socket_name
 from elsewhere.sandbox.keeping import wire
 from elsewhere.storage.state import State
 
@@ -67,7 +67,6 @@ def _start(state: State, name: str, log: str, scope: list[str]) -> bool:
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
         with open(log, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as output:
-            environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
             paths = os.pathsep.join(path for path in sys.path if path)
             runtime = {"XDG_RUNTIME_DIR": os.path.dirname(_manager())} if scope else {}
             subprocess.run(
@@ -76,7 +75,7 @@ def _start(state: State, name: str, log: str, scope: list[str]) -> bool:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={**environment, **runtime, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
+                env={**handed_on(), **runtime, "ELSEWHERE_HOME": state.path, "PYTHONPATH": paths},
                 pass_fds=[writer],
                 check=False,
             )

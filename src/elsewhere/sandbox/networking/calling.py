@@ -32,6 +32,7 @@ import elsewhere
 from elsewhere import errors
 from elsewhere.clock import monotonic
 from elsewhere.errors import Broken, ElsewhereError
+from elsewhere.meeting import handed_on
 from elsewhere.sandbox.keeping import wire
 from elsewhere.storage.state import State
 
@@ -209,9 +210,7 @@ def _started(state: State, run: int, lock: int, *, direct: bool) -> socket.socke
 def _spawn(state: State, listener: int, lock: int, *, direct: bool) -> None:
     """Of us it has nothing but the two, its environment, and its code. Unless it is a `direct` child, a shell stands between us
     for a moment: we would have to reap it, and may be anybody's program."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environment["PYTHONPATH"] = os.pathsep.join(_code())
-    environment["ELSEWHERE_HOME"] = state.path
+    environment = {**handed_on(), "PYTHONPATH": os.pathsep.join(_code()), "ELSEWHERE_HOME": state.path}
     # -P: the directory that we are in may be a project, and nothing is to be loaded from there.
     own = [sys.executable, "-P", "-X", "utf8", "-W", "ignore", "-m", "elsewhere.sandbox.networking.service"]
     words = [*own, state.path, str(_LISTENER_FD), str(_LOCK_FD)]

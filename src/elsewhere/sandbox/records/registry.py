@@ -124,11 +124,6 @@ class Registry:
         """Names of sandboxes that exist, with their ids."""
         return {row.name: row.id for row in self.rows() if row.name is not None}
 
-    def id_of(self, name: str) -> str | None:
-        query = "SELECT id FROM names JOIN sandboxes ON id = sandbox WHERE name = ?"
-        found = self._database.read(lambda connection: connection.execute(query, (name,)).fetchone())
-        return found[0] if found is not None and self._is_id(found[0]) else None
-
     def _claim(self, connection: sqlite3.Connection, name: str, sandbox_id: str) -> None:
         found = connection.execute(
             "SELECT sandbox, claimed_by, id FROM names LEFT JOIN sandboxes ON id = sandbox WHERE name = ?", (name,)
@@ -179,12 +174,6 @@ class Registry:
     def request(self, request_id: str) -> Request | None:
         found = self._database.read(lambda connection: load_requests(connection, "WHERE id = ?", (request_id,)))
         return found[0] if found else None
-
-    def forget_requests(self, before: float) -> int:
-        """Retention: what ended before that time. How many there were."""
-        return self._database.write(
-            lambda connection: connection.execute("DELETE FROM requests WHERE ended_at < ?", (before,)).rowcount
-        )
 
     # -- truth ----------------------------------------------------------------------------------------------------------------
 
