@@ -9,13 +9,24 @@ import select
 import sys
 from typing import Any
 
-__all__ = ["opened", "use"]
+__all__ = ["Unwritable", "opened", "use"]
+
+
+class Unwritable(OSError):
+    """Standard output takes nothing, for another reason than that nobody reads it any more."""
 
 
 class _Patient(io.FileIO):
     def write(self, data: Any) -> int:
         while True:
-            written: int | None = super().write(data)  # None: there was no room
+            try:
+                written: int | None = super().write(data)  # None: there was no room
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                if self.fileno() == 2:
+                    return len(data)  # there is nobody to tell, and the work goes on
+                raise Unwritable(error.errno, error.strerror) from error
             if written is not None:
                 return written
             room = select.poll()

@@ -44,7 +44,7 @@ TICK_NS = 10_000_000
 class Drift:
     """How far reality has moved on. Paths are absolute and sorted. `behind_commits` is None if nobody can tell: no repository, or
     a history that was rewritten. `changed` are the files of the project that are other than in the base, `overlapping` those that
-    the sandbox changed, too; `packages` are those of the system."""
+    the sandbox changed, too, and otherwise; `packages` are those of the system."""
 
     age_s: float
     kind: str
@@ -120,12 +120,12 @@ class Compared:
     def _differs(self, path: str) -> bool:
         if self.since_ns is not None and _untouched(self.project, path, self.since_ns):
             return False
-        before, now = self.base(path), self.reality(path)
-        if before is not None and now is not None and before.type == now.type == "file" and before.size == now.size:
-            if self.budget < now.size:
-                return True
-            self.budget -= now.size
         try:
+            before, now = self.base(path), self.reality(path)
+            if before is not None and now is not None and before.type == now.type == "file" and before.size == now.size:
+                if self.budget < now.size:
+                    return True
+                self.budget -= now.size
             return not equal(before, now)
         except OSError:
             return True  # closed to us, or gone while it was read: it is not as it was

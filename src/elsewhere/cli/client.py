@@ -33,8 +33,9 @@ def main() -> int:
     try:
         os.getcwd()
     except OSError:
-        sys.stderr.write("elsewhere: the current directory does not exist any more\n  next: change to one that does\n")
-        return 125
+        from elsewhere.cli.main import nowhere
+
+        return nowhere(argv)
     if argv and argv[0] not in _HERE and not argv[0].startswith("-"):
         for find in (_connect, lambda: None):
             sock = find() or _start(argv)
@@ -122,13 +123,14 @@ def _hand_over(sock: "_socket.socket", argv: list[str]) -> "int | None":
         if number == _TSTP:
             os.kill(os.getpid(), _STOP)  # the command was told to stop; now we do, for the shell to see
 
-    for number in _FORWARDED:
+    taken = _FORWARDED[1:] if _signal.getsignal(1) == _signal.SIG_IGN else _FORWARDED  # nohup
+    for number in taken:
         _signal.signal(number, forward)
     try:
         answer = sock.recv(64)
     except ConnectionResetError:
         if not forwarded:  # the kernel says that nobody has read what we sent: nothing was done
-            for number in _FORWARDED:
+            for number in taken:
                 _signal.signal(number, _signal.SIG_DFL)
             _signal.signal(2, _signal.default_int_handler)
             return None

@@ -2,23 +2,25 @@
 their groups, and a group is loaded when one of its verbs is asked for: to load them all takes longer than most verbs do."""
 
 import argparse
-import difflib
+import contextlib
 import errno
 import functools
 import importlib
 import os
+import sys
 
 from elsewhere import __version__
-from elsewhere.cli import show
+from elsewhere.cli import hints, show
 from elsewhere.cli.parsing import Parser, Verbs, print_json
 from elsewhere.errors import ElsewhereError, StateError, UsageError
 from elsewhere.meeting import default_state
 from elsewhere.operations import interrupted
 from elsewhere.operations.documents.common import error_document
-from elsewhere.sandbox.keeping.callers import CallerGone, Signals
+from elsewhere.outputs import Unwritable
+from elsewhere.sandbox.keeping.callers import CallerGone, Interrupted, Signals
 from elsewhere.storage.state import State
 
-__all__ = ["GROUPS", "main", "parser"]
+__all__ = ["GROUPS", "main", "nowhere", "parser"]
 
 # Modules and their verbs, in the order in which the help shows them.
 GROUPS = {
@@ -46,6 +48,8 @@ _EPILOG = """examples:
 """
 # A command runs under these: their own exit code for a failure of ours must not be one that a command could have.
 _RUN_COMMANDS = ("run", "exec", "shell")
+# These pass signals on, or end what they do step by step.
+_READ_SIGNALS = (*_RUN_COMMANDS, "race", "top")
 
 
 def parser(verb: str | None = None) -> tuple[argparse.ArgumentParser, Verbs]:
@@ -71,34 +75,83 @@ def _parser(wanted: str | None) -> tuple[argparse.ArgumentParser, Verbs]:
 
 def main(argv: list[str], signals: Signals | None) -> int:
     """Parse and do. `signals` come from the client when the work is done on its behalf."""
-    as_json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
+    verb, as_json = _asked_for(argv)
     try:
-        top, verbs = parser(argv[0] if argv else None)
-        _check_verb(argv, verbs)
-        arguments, unknown = top.parse_known_args(argv)
-        if unknown:
-            raise _unknown_option(verbs.parsers.get(arguments.verb, top), arguments.verb, unknown[0])
-        if arguments.verb is None:
-            top.print_help()
-            return 0
-        as_json = arguments.json
-        _see_to_what_was_interrupted()
-        return int(arguments.function(arguments, signals))
-    except ElsewhereError as error:
-        return _report(error, as_json=as_json, verb=argv[0] if argv else "")
+        try:
+            arguments = _parsed(argv)
+            if arguments is None:
+                return 0
+            as_json = arguments.json
+            return _done(arguments, signals)
+        except ElsewhereError as error:
+            return _report(error, as_json=as_json, verb=verb)
+        except (BrokenPipeError, Unwritable):
+            raise
+        except OSError as error:
+            where = f"{error.filename or 'the system'}: {error.strerror}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                problem = StateError("no_room", where, hint="free some space, and try again")
+            else:
+                problem = StateError("system_error", where, hint="elsewhere doctor looks around")
+            return _report(problem, as_json=as_json, verb=verb)
+        except CallerGone:
+            return 125
+        except Interrupted as interrupted_by:
+            _drop_output()  # a part of what is left may have been written just then
+            return 128 + interrupted_by.number
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
+        _drop_output()
         return 1  # whoever read our output has had enough
-    except OSError as error:
-        where = f"{error.filename or 'the system'}: {error.strerror}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = StateError("no_room", where, hint="free some space, and try again")
-        else:
-            problem = StateError("system_error", where, hint="elsewhere doctor looks around")
-        return _report(problem, as_json=as_json, verb=argv[0] if argv else "")
-    except CallerGone:
-        return 125
-    except KeyboardInterrupt:
-        return 130
+    except Unwritable as error:
+        _drop_output()
+        show.remark(f"standard output cannot be written: {error.strerror}")
+        return 125 if verb in _RUN_COMMANDS else 1
+
+
+def nowhere(argv: list[str]) -> int:
+    """Whoever asks stands in a directory that was removed."""
+    verb, as_json = _asked_for(argv)
+    error = StateError("system_error", "the current directory does not exist any more", hint="change to one that does")
+    return _report(error, as_json=as_json, verb=verb)
+
+
+def _asked_for(argv: list[str]) -> tuple[str, bool]:
+    """The verb, and whether a document is wanted, of what may not be right otherwise."""
+    return argv[0] if argv else "", "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
+
+
+def _parsed(argv: list[str]) -> argparse.Namespace | None:
+    """None: nothing was asked for, and the help was shown."""
+    if argv[:1] == ["help"]:
+        verb = [word for word in argv[1:2] if word != "help"]
+        argv = [*verb, "--help", *argv[2:]]  # in front of what may be a command
+    top, verbs = parser(argv[0] if argv else None)
+    _check_verb(argv, verbs)
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        raise _unknown_option(verbs.parsers.get(arguments.verb, top), arguments.verb, unknown[0])
+    if arguments.verb is None:
+        top.print_help()
+        return None
+    return arguments
+
+
+def _done(arguments: argparse.Namespace, signals: Signals | None) -> int:
+    _see_to_what_was_interrupted()
+    reads = arguments.verb in _READ_SIGNALS or (arguments.verb == "experiments" and arguments.what == "resume")
+    with contextlib.nullcontext() if signals is None or reads else signals.interrupting():
+        return int(arguments.function(arguments, signals))
+
+
+def _drop_output() -> None:
+    """What is still to be written of it goes nowhere: it would fail again."""
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 1)
+    os.close(nothing)
 
 
 def _see_to_what_was_interrupted() -> None:
@@ -112,18 +165,12 @@ def _see_to_what_was_interrupted() -> None:
 
 def _check_verb(argv: list[str], verbs: Verbs) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in verbs.parsers:
-        near = difflib.get_close_matches(argv[0], verbs.parsers, n=2)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"one of: {', '.join(verbs.parsers)}"
-        raise UsageError("unknown_verb", f"unknown verb {argv[0]!r}", hint=hint)
+        raise UsageError("unknown_verb", f"unknown verb {argv[0]!r}", hint=hints.for_verb(argv[0], verbs.parsers))
 
 
 def _unknown_option(known: argparse.ArgumentParser, verb: str | None, option: str) -> UsageError:
-    if option in known._option_string_actions:
-        hint = f"write it after the verb: {known.prog} {option}"
-    else:
-        near = difflib.get_close_matches(option.partition("=")[0], known._option_string_actions, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"{known.prog} --help"
-    return UsageError("unknown_option", f"{verb or 'elsewhere'} does not know {option!r}", hint=hint)
+    words = f"{verb or 'elsewhere'} does not know {option!r}"
+    return UsageError("unknown_option", words, hint=hints.for_option(option, known))
 
 
 def _report(error: ElsewhereError, *, as_json: bool, verb: str) -> int:

@@ -28,7 +28,8 @@ _ID = "an id, a name, the beginning or the last part of an id, or @last"
 
 class Parser(argparse.ArgumentParser):
     """`after_id` knows the options of a verb that takes an ID and a command: argparse would give what stands between the two to
-    the command. `gathers` names a list of words that may also stand after options, where argparse would not look for them. What
+    the command. `gathers` names a list of words that may also stand after options, where argparse would not look for them; nor
+    would it for a word that need not be there. What
     the type of an option says against a value is told, where argparse would only say that it is invalid."""
 
     after_id: "Parser | None" = None
@@ -45,12 +46,24 @@ class Parser(argparse.ArgumentParser):
             found.argv = []
             found, more = self.after_id.parse_known_args(words, found)
             unknown += more
+        self._take_late(found, unknown)
         if self.gathers:
             end = unknown.index("--") if "--" in unknown else len(unknown)
             words = [word for word in unknown[:end] if not word.startswith("-")] + unknown[end + 1 :]
             unknown = [word for word in unknown[:end] if word.startswith("-")]
             setattr(found, self.gathers, [*getattr(found, self.gathers), *words])
         return found, unknown
+
+    def _take_late(self, found: argparse.Namespace, unknown: list[str]) -> None:
+        end = unknown.index("--") if "--" in unknown else len(unknown)
+        late = [word for word in unknown[:end] if not word.startswith("-")]
+        for action in self._get_positional_actions():
+            if late and action.nargs == "?" and getattr(found, action.dest) is None:
+                unknown.remove(late[0])
+                try:
+                    setattr(found, action.dest, self._get_values(action, [late.pop(0)]))
+                except argparse.ArgumentError as error:
+                    self.error(str(error))
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         try:
@@ -106,12 +119,13 @@ def _whole_number(text: str) -> int:
         raise UsageError("usage", f"{units.brief(text)} is not a whole number", hint="write digits only, such as 42") from None
 
 
-def add_base(parser: argparse.ArgumentParser, default: str) -> None:
+def add_base(parser: argparse.ArgumentParser, default: str, *, over_a_file: bool = False) -> None:
+    """`over_a_file`: what is not said is None, since a file may say it."""
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--base",
         choices=["live", "pinned", "auto"],
-        default=default,
+        default=None if over_a_file else default,
         help="what the sandbox starts from: live (reality, seen through), pinned (the project as it is now), auto (pinned where "
         f"that is cheap); default {default}",
     )

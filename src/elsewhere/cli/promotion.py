@@ -1,6 +1,7 @@
 """Verbs about the way back to reality: promote, promotions, undo, approve."""
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -88,7 +89,7 @@ def _add_choices(parser: argparse.ArgumentParser, ours: str, theirs: str) -> Non
 # -- promote --------------------------------------------------------------------------------------------------------------------
 
 
-def _promote(arguments: argparse.Namespace, _signals: Signals | None) -> int:
+def _promote(arguments: argparse.Namespace, signals: Signals | None) -> int:
     asked = Asked(
         paths=tuple(arguments.paths),
         ours=tuple(arguments.ours),
@@ -101,32 +102,26 @@ def _promote(arguments: argparse.Namespace, _signals: Signals | None) -> int:
         replay=arguments.replay,
         to=arguments.to,
         dry_run=arguments.dry_run,
-        agree=agree_of(arguments),
+        agree=agree_of(arguments, signals),
         thinks=thinks(arguments),
     )
-    _refuse_together(arguments)
     if arguments.resolve:
+        _refuse_beside_resolve(arguments)
         return _resolve(arguments, asked)
     done = promoting.promote(arguments.id, asked, tell=show.remark)
     _tell(arguments, promoted.of_promote(done))
     return Conflict.exit_code if done.is_refused else 0
 
 
-def _refuse_together(arguments: argparse.Namespace) -> None:
-    """Options that would have no effect beside another one."""
-    useless = {
-        "resolve": ("dry_run", "to", "replay", "branch", "checkout", "no_commits", "yes"),
-        "replay": ("branch", "checkout", "no_commits"),
-        "no_commits": ("branch", "checkout"),
-    }
-    for one, others in useless.items():
-        for other in others if getattr(arguments, one) else ():
-            if getattr(arguments, other):
-                raise UsageError(
-                    "options_together",
-                    f"--{other.replace('_', '-')} means nothing beside --{one.replace('_', '-')}",
-                    hint="leave one of them out",
-                )
+def _refuse_beside_resolve(arguments: argparse.Namespace) -> None:
+    """Options that would have no effect: nothing is moved."""
+    for other in ("dry_run", "to", "replay", "branch", "checkout", "no_commits", "yes"):
+        if getattr(arguments, other):
+            raise UsageError(
+                "options_together",
+                f"--{other.replace('_', '-')} means nothing beside --resolve",
+                hint="leave one of them out",
+            )
 
 
 def _tell(arguments: argparse.Namespace, said: dict[str, Any]) -> None:
@@ -155,10 +150,10 @@ def _how(reason: str) -> str:
     return NOT_BY_OURS.get(reason, "change it, or --ours") + ("" if reason == "markers_left" else ", or --theirs")
 
 
-def agree_of(arguments: argparse.Namespace) -> promoting.Agree | None:
+def agree_of(arguments: argparse.Namespace, signals: Signals | None) -> promoting.Agree | None:
     if arguments.yes:
         return lambda _: True
-    return _asked if _has_terminal(arguments) else None
+    return functools.partial(_asked, signals) if _has_terminal(arguments) else None
 
 
 def thinks(arguments: argparse.Namespace) -> bool:
@@ -170,12 +165,18 @@ def _has_terminal(arguments: argparse.Namespace) -> bool:
     return not arguments.json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _asked(marks: Sequence[tuple[str, str]]) -> bool:
+def _asked(signals: Signals | None, marks: Sequence[tuple[str, str]]) -> bool:
     print("to be agreed to, since it runs by itself or is run:", file=sys.stderr)
     for path, why in marks:
         print(show.paint(f"   ! {show.safe(path)}: {why}", "33", sys.stderr), file=sys.stderr)
     print("go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        if signals is not None:
+            signals.wait_for(sys.stdin.fileno())
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise
 
 
 def show_done(said: dict[str, Any]) -> None:
@@ -190,11 +191,15 @@ def show_done(said: dict[str, Any]) -> None:
     for one in said.get("marked", []):
         show.remark(f"runs by itself: {one['path']}: {one['why']}")
     for why, paths in said.get("left_out", {}).items():
-        if paths and why != "git":
-            show.remark(f"left out, {why}: {units.count(len(paths), 'path')}, for example {paths[0]}")
+        if paths and why == "commits":
+            show.remark(f"commits made inside stay there: the project is not the top of their repository, {', '.join(paths)}")
+        elif paths and why != "git":
+            taken = {"ignored": "; --ignored takes that", "outside": "; --outside GLOB takes what fits"}.get(why, "")
+            show.remark(f"left out, {why}: {units.count(len(paths), 'path')}, for example {paths[0]}{taken}")
     commits = said.get("commits")
     if commits:
-        print(f"   {units.count(commits['count'], 'commit')}: {show.safe(commits['branch'] or 'HEAD')}")
+        if commits["count"]:
+            print(f"   {units.count(commits['count'], 'commit')}: {show.safe(commits['branch'] or 'HEAD')}")
         for one in commits["submodules"]:
             show.remark(f"the submodule {one['path']} is at another commit, which has to be fetched by itself: {one['new'][:12]}")
         if commits["lfs"]:
@@ -204,7 +209,7 @@ def show_done(said: dict[str, Any]) -> None:
     for one in said.get("stages", []):
         print(f"   {one['name']}: {one['status']}")
         for conflict in one["conflicts"] if said["id"] is None else ():
-            print(show.paint(f"      ! {show.safe(conflict['path'])}: {conflict['sentence']}", "31", sys.stdout))
+            print(show.paint(f"      ! {show.safe(conflict['path'])}: {show.safe(conflict['sentence'])}", "31", sys.stdout))
     counts = (
         (said["conflicts"], "in conflict"),
         (said["applied"], "written"),
@@ -219,7 +224,9 @@ def _next(said: dict[str, Any]) -> str:
     if said["id"] is None:
         return ""
     hints = {"applied": "elsewhere undo {} takes it back", "waiting": "elsewhere approve {} lets it go on"}
-    hint = hints.get(said["status"])
+    commits = said.get("commits") or {"count": 0, "others": {}}
+    moved = said["applied"] or said["deleted"] or commits["count"] or commits["others"] or said["kind"] == "replay"
+    hint = hints.get(said["status"]) if moved or said["status"] != "applied" else None
     return f" as {said['id']}" + (f"; {hint.format(said['id'])}" if hint else "")
 
 

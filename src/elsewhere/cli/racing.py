@@ -81,7 +81,7 @@ def add(verbs: Verbs) -> None:
     )
     race.add_argument("--verify-from-approach", action="store_true", help="verify with everything as the approach left it")
     race.add_argument("--verify-timeout", metavar="TIME", type=units.duration, help="of each check, and of the score")
-    add_base(race, "auto")
+    add_base(race, "auto", over_a_file=True)
     add_environment(race)
     add_confinement(race, lives=False)
 
@@ -111,7 +111,7 @@ def _race(arguments: argparse.Namespace, signals: Signals | None) -> int:
     asked = _asked(arguments)
     with _Watching(arguments) as shown:
         telling = Telling(shown.update, shown.remark, teller(), pause_of(signals))
-        agree = shown.asking(promotion.agree_of(arguments))
+        agree = shown.asking(promotion.agree_of(arguments, signals))
         # A race of the project's file is the same wherever somebody stands: it is written from where the file lies.
         here = None if arguments.name else os.getcwd()
         thinks = promotion.thinks(arguments)
@@ -166,6 +166,9 @@ def _over(race: Race, arguments: argparse.Namespace) -> Race:
         *parsing.checks_of(arguments.verify, required=True),
         *parsing.checks_of(arguments.scored, required=False),
     )
+    base, base_ref = race.base, race.base_ref
+    if arguments.base is not None or arguments.base_ref is not None:  # one of both, which stands for both
+        base, base_ref = arguments.base or "auto", arguments.base_ref
     race = replace(
         race,
         checks=checks,
@@ -178,8 +181,8 @@ def _over(race: Race, arguments: argparse.Namespace) -> Race:
         verify_files=(*(race.verify_files or ()), *(arguments.verify_files or ())),
         verify_from_approach=arguments.verify_from_approach or race.verify_from_approach,
         verify_timeout=arguments.verify_timeout or race.verify_timeout,
-        base=race.base if arguments.base == "auto" else arguments.base,
-        base_ref=arguments.base_ref or race.base_ref,
+        base=base,
+        base_ref=base_ref,
         env={**race.env, **dict(environment_of(arguments))},
         settings={**race.settings, **settings_of(arguments)},
         approaches=tuple(replace(one, settings=written.below(one.settings, settings_of(arguments))) for one in race.approaches),
@@ -372,13 +375,13 @@ def _report(arguments: argparse.Namespace, _signals: Signals | None) -> int:
     return 0
 
 
-def _promote(arguments: argparse.Namespace, _signals: Signals | None) -> int:
+def _promote(arguments: argparse.Namespace, signals: Signals | None) -> int:
     wanted, name = [*arguments.words, None][:2]
     asked = Asked(
         paths=tuple(arguments.path),
         ours=tuple(arguments.ours),
         theirs=tuple(arguments.theirs),
-        agree=promotion.agree_of(arguments),
+        agree=promotion.agree_of(arguments, signals),
         thinks=promotion.thinks(arguments),
     )
     _, _, done = experiments.promote(str(wanted), name, asked, show.remark)
@@ -392,7 +395,7 @@ def _promote(arguments: argparse.Namespace, _signals: Signals | None) -> int:
 def _resume(arguments: argparse.Namespace, signals: Signals | None) -> int:
     with _Watching(arguments) as shown:
         telling = Telling(shown.update, shown.remark, teller(), pause_of(signals))
-        agree = shown.asking(promotion.agree_of(arguments))
+        agree = shown.asking(promotion.agree_of(arguments, signals))
         done = races.resume(arguments.words[0], agree=agree, thinks=promotion.thinks(arguments), telling=telling)
     return _told(arguments, done, shown)
 

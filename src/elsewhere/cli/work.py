@@ -101,7 +101,7 @@ def add(verbs: Verbs) -> None:
     kill.add_argument("-s", "--signal", metavar="SIGNAL", default="TERM", help="a name or a number; default TERM")
     logs = verbs.add("logs", _logs, "what a detached command said", "examples:\n  elsewhere logs fix\n  elsewhere logs -f fix\n")
     add_id(logs)
-    logs.add_argument("request", metavar="REQUEST", nargs="?", help="which one; default: the newest")
+    logs.add_argument("request", metavar="REQUEST", nargs="?", help="an id, or the beginning of one; default: the newest")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
     logs.add_argument("--stream", choices=["stdout", "stderr"], help="only this one")
     logs.add_argument("--json-lines", action="store_true", help="one JSON document for each piece")
@@ -122,7 +122,7 @@ def add(verbs: Verbs) -> None:
     )
     top.add_argument("--json-lines", action="store_true", help="one JSON document for each time")
     cancel = verbs.add("cancel", _cancel, "end a request, or all of a sandbox", "examples:\n  elsewhere cancel fix\n")
-    cancel.add_argument("id", metavar="ID", help="a request, or a sandbox: then everything that is unfinished in it")
+    cancel.add_argument("id", metavar="ID", help="a request, or the beginning of its id; or a sandbox: all unfinished ones in it")
 
 
 def _add_exec_options(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from elsewhere.operations import profiling, reach, settings
 from elsewhere.operations.settings import Resolved
 from elsewhere.paths import is_within
 from elsewhere.sandbox.confinement import Confinement, Share
-from elsewhere.settings import check_backend
+from elsewhere.settings import check_backend, from_given
 from elsewhere.storage.state import State
 from elsewhere.values import dataclass
 
@@ -45,13 +45,18 @@ _GPU = (
 @dataclass(frozen=True, slots=True)
 class Confined:
     """`reach` is what of the network it may use (`reach.py`); `binding`: the limits that were asked for, without which there is
-    to be no sandbox."""
+    to be no sandbox; `absent`: what was to be hidden by whoever asks just now, and is not there: a misspelt name, most likely."""
 
     confinement: Confinement
     reach: dict[str, list[str]]
     limits: dict[str, float]
     binding: list[str]
     settings: Resolved
+    absent: tuple[str, ...] = ()
+
+    def remark(self) -> str:
+        """For whoever asks; empty if all that was to be hidden is there."""
+        return f"--hide: there is no {', '.join(map(repr, self.absent))}, so nothing is hidden there" if self.absent else ""
 
 
 def confine(
@@ -86,7 +91,9 @@ def confine(
         toolchains=tuple(sorted({*_toolchains(environment), *needs.programs})) if view == "project" else (),
     )
     limits, binding = _limits(resolved, lives=lives)
-    return Confined(confinement, reach.of_settings(resolved, needs.allow, confinement.writable), limits, binding, resolved)
+    network = reach.of_settings(resolved, needs.allow, confinement.writable)
+    asked = from_given({"sandbox.hide": given.get("sandbox.hide")}).get("sandbox.hide", ())
+    return Confined(confinement, network, limits, binding, resolved, tuple(path for path in asked if not os.path.exists(path)))
 
 
 def _limits(resolved: Resolved, *, lives: bool) -> tuple[dict[str, float], list[str]]:

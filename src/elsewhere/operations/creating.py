@@ -17,6 +17,7 @@ from elsewhere.operations.bases import Chosen, Teller
 from elsewhere.operations.confining import Confined, confine
 from elsewhere.operations.projects import find_project, refuse_inside
 from elsewhere.sandbox import identity, live
+from elsewhere.sandbox.keeping.callers import finish
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.networking import proxies
 from elsewhere.sandbox.project import Project
@@ -124,7 +125,7 @@ def raise_sandbox(
     }
     if remark is not None:
         unreached = profiling.unreached(confined.confinement)
-        for text in filter(None, (project.remark, unreached, reach.remark(confined.reach))):
+        for text in filter(None, (project.remark, confined.remark(), unreached, reach.remark(confined.reach))):
             remark(text)
     with admission.admitted(state, confined, remark, pause) as belongs_to:
         made = _raise(state, project, wish, order, teller, remark)
@@ -169,6 +170,8 @@ def _raise(
     shift, kind = None if wish.base == "live" and wish.base_ref is None else live.shift_for(state, project.path), wish.base
     for attempt in range(3):
         with bases.choose(state, project, kind, wish.base_ref, shift or 0, teller) as chosen:
+            if order["lives"]:
+                finish()  # it would be there, and nobody would know
             try:
                 made = live.create(state, {**order, "base": chosen.base, "shift": chosen.shift})
             except StateError as error:

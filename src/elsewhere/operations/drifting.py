@@ -11,6 +11,7 @@ A `glance` does without a scan: it looks at the head, and at the paths that the 
 """
 
 import contextlib
+import errno
 import functools
 import os
 from collections.abc import Iterable, Iterator
@@ -58,9 +59,10 @@ def drift_of(state: State, found: Record, changes: Changes, clock: Clock = wall)
     fresh = base.scan()
     missing = base.missing(head) if base.known is None else frozenset()
     witness = base.witness(missing)
-    overlapping = drifts.overlap(_inside(_paths(changes), found.project), witness)
+    both = drifts.overlap(_inside(_paths(changes), found.project), witness)
     changed = {path for path in base.candidates(fresh, head, missing) if witness.changed(path)}
-    changed.update(path.rstrip("/") for path in overlapping)
+    changed.update(path.rstrip("/") for path in both)
+    overlapping = _otherwise(both, _ours(changes, found.project), found.project)
     return Drift(
         age_s=max(0.0, clock() - found.base["at"]),
         kind=found.base["kind"],
@@ -79,7 +81,8 @@ def glance(state: State, found: Record, clock: Clock = wall) -> Drift | None:
         base = _Based(state, found)
         head = find_project(found.project, "/").head
         touched = _inside(_touched(state, found), found.project)
-        overlapping = drifts.overlap(touched, base.witness(frozenset())) if touched else []
+        both = drifts.overlap(touched, base.witness(frozenset())) if touched else []
+        overlapping = _otherwise(both, _written(state, found), found.project) if both else []
     except (ElsewhereError, OSError):
         return None
     return Drift(
@@ -237,6 +240,27 @@ def _paths(changes: Changes) -> Iterator[str]:
     yield from (source for source, _ in changes.renamed)
 
 
+def _otherwise(paths: Iterable[str], ours: Sides, project: str) -> list[str]:
+    """Without those at which both sides have the same by now: what the sandbox promoted, most likely."""
+    witness = Compared(ours, sides_of([project]), project, None)
+    return [path for path in paths if witness.changed(path.rstrip("/"))]
+
+
+def _ours(changes: Changes, project: str) -> Sides:
+    """What the sandbox has at the paths that it changed."""
+    every = [one for one in (*changes.entries, *changes.directories) if one.kind == "deleted" or one.after is not None]
+    known: dict[str, Side | None] = dict.fromkeys(_inside((source for source, _ in changes.renamed), project))
+    for one in sorted(every, key=lambda one: one.after is not None):  # what became a directory is deleted, and added
+        known |= dict.fromkeys(_inside([one.path.rstrip("/")], project), one.after)
+
+    def side(path: str) -> Side | None:
+        if path not in known:
+            raise FileNotFoundError(errno.ENOENT, "nobody can tell what is there", path)
+        return known[path]
+
+    return side
+
+
 def _inside(paths: Iterable[str], project: str) -> list[str]:
     """Relative to the project, without what is outside of it."""
     return [path[len(project) + 1 :] for path in paths if path.startswith(f"{project}/")]
@@ -251,11 +275,8 @@ def _touched(state: State, found: Record) -> list[str]:
     looked at."""
     if found.layers_apart:
         return []
-    frozen = Layers(state)
-    places = [os.path.join(state.sandbox(found.id), "upper")]
-    places += [os.path.join(state.room(LAYERS), step.place) for step in frozen.chain(found.tip)]
     names: dict[str, None] = {}
-    for place in places:
+    for place in _places(state, found):
         for layer in found.layers:
             upper = os.path.join(place, str(layer["number"]))
             if is_within(found.project, layer["at"]):
@@ -266,6 +287,24 @@ def _touched(state: State, found: Record) -> list[str]:
             if len(names) >= _MOST_TOUCHED:
                 return list(names)[:_MOST_TOUCHED]
     return list(names)
+
+
+def _places(state: State, found: Record) -> list[str]:
+    """Where its layers lie, the newest first."""
+    frozen = Layers(state).chain(found.tip)
+    return [os.path.join(state.sandbox(found.id), "upper"), *(os.path.join(state.room(LAYERS), step.place) for step in frozen)]
+
+
+def _written(state: State, found: Record) -> Sides:
+    """What the sandbox has at a path that its layers name, as far as that can be told at once."""
+    places = _places(state, found)
+
+    def side(path: str) -> Side | None:
+        whole = os.path.join(found.project, path)
+        layer = max((one for one in found.layers if is_within(whole, one["at"])), key=lambda one: len(one["at"]))
+        return sides_of([os.path.join(place, str(layer["number"])) for place in places])(os.path.relpath(whole, layer["at"]))
+
+    return side
 
 
 def _names(directory: str, at: str, most: int) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from elsewhere.errors import Broken, NotFound, UsageError
 from elsewhere.sandbox.keeping import line
@@ -19,6 +19,7 @@ __all__ = ["Piece", "cancel", "kill", "logs", "processes", "requests", "signal_n
 
 _CHUNK = 1 << 16
 _LOOK_S = 0.1
+_MARK = "r-"  # what the id of a request begins with
 
 
 def processes(wanted: str) -> tuple[Record, list[Process]]:
@@ -79,20 +80,39 @@ def requests(wanted: str | None = None, *, states: list[str] | None = None, limi
 
 
 def cancel(wanted: str) -> list[Request]:
-    """A request by its id, or everything that is unfinished in a sandbox; they read as cancelled afterwards."""
+    """A request by its id or the beginning of it, or everything that is unfinished in a sandbox; they read as cancelled
+    afterwards."""
     state = State.open()
     known = truth.requests(state)
-    chosen = [request for request in known if request.id == wanted]
-    if not chosen:
-        if is_request_id(wanted):
-            raise NotFound("request_not_found", f"there is no request {wanted!r}", hint="elsewhere requests shows them")
-        sandbox_id = record.find(state, wanted)
+    try:
+        sandbox_id = None if is_request_id(wanted) else record.find(state, wanted)
+    except NotFound:
+        if not wanted.startswith(_MARK):
+            raise
+        sandbox_id = None
+    if sandbox_id is None:
+        chosen = [_meant(known, wanted, f"there is no request {wanted!r}", "elsewhere requests shows them")]
+    else:
         chosen = [request for request in known if request.sandbox == sandbox_id and request.state in UNFINISHED]
     for request in chosen:
         if not request.is_over:
             _cancel(state, request)
     ended = {request.id for request in chosen}
     return [request for request in truth.requests(state) if request.id in ended]
+
+
+def _meant(known: Iterable[Request], wanted: str, missing: str, hint: str) -> Request:
+    """By its id, or the beginning of it."""
+    found = {one.id: one for one in known if len(wanted) > len(_MARK) and one.id.startswith(wanted)}
+    if len(found) > 1 and wanted not in found:
+        raise UsageError(
+            "ambiguous_request",
+            f"{wanted!r} is the beginning of {len(found)} requests: {', '.join([*found][:4])}{', …' if len(found) > 4 else ''}",
+            hint="write more of the id",
+        )
+    if not found:
+        raise NotFound("request_not_found", missing, hint=hint)
+    return found.get(wanted) or next(iter(found.values()))
 
 
 def _cancel(state: State, request: Request) -> None:
@@ -166,14 +186,14 @@ def _outputs(directory: str, request: Request, streams: tuple[str, ...]) -> Iter
 
 
 def _with_logs(journal: Journal, sandbox_id: str, request: str | None) -> Request:
-    known = [one for one in journal.read().changed if one.outputs.get("stdout")]
-    for one in reversed(known):
-        if request in (None, one.id):
-            return one
+    every = journal.read().changed
+    known = [one for one in every if one.outputs.get("stdout")]
     if request is not None:
-        raise NotFound(
-            "request_not_found", f"the sandbox {sandbox_id!r} has no logs of {request!r}", hint=f"elsewhere requests {sandbox_id}"
-        )
+        is_there = any(one.id.startswith(request) for one in every)
+        missing = f"the sandbox {sandbox_id!r} has no {'logs of the request' if is_there else 'request'} {request!r}"
+        return _meant(known, request, missing, f"elsewhere requests {sandbox_id}")
+    if known:
+        return known[-1]
     raise NotFound(
         "no_logs", f"no command of {sandbox_id!r} was started with -d", hint="the output of others went to whoever started them"
     )

@@ -18,6 +18,7 @@ from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.usage import usage_of
 from elsewhere.sandbox import contents, ending
 from elsewhere.sandbox.keeping import line
+from elsewhere.sandbox.keeping.callers import undisturbed
 from elsewhere.sandbox.keeping.line import Usage
 from elsewhere.sandbox.records import record, truth
 from elsewhere.sandbox.records.record import Record
@@ -303,10 +304,11 @@ def _remove(state: State, sandbox_id: str, result: Removal, *, force: bool) -> N
             archived = ending.archive_or_discard(state, sandbox_id, None, archive=True)
         else:
             what = _check_removable(state, found, force=force)
-            if found.state == "running":
-                ending.end_keeper(state, found, 0.0 if force else 2.0)
-                what = _unmoved(state, found)  # again: it could write until now
-            archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what or found.snapshots))
+            with undisturbed():
+                if found.state == "running":
+                    ending.end_keeper(state, found, 0.0 if force else 2.0)
+                    what = _unmoved(state, found)  # again: it could write until now
+                archived = ending.archive_or_discard(state, sandbox_id, found, archive=bool(what or found.snapshots))
     result.removed.append(sandbox_id)
     if archived:
         result.archived.append(sandbox_id)
@@ -347,11 +349,17 @@ def _check_removable(state: State, found: Record, *, force: bool) -> Changes:
     what = _unmoved(state, found)
     if (what or found.snapshots) and not force:
         listed = [path for _, path in what]
-        saved = f" ({units.count(len(found.snapshots), 'snapshot')})" if found.snapshots else ""
+        saved = units.count(len(found.snapshots), "snapshot")
+        if what:
+            lost = f"changes that are nowhere else: {what.summary()}" + (f" ({saved})" if found.snapshots else "")
+            look = f"elsewhere diff {found.id}; elsewhere promote {found.id}"
+        else:
+            lost = f"{saved} that {'is' if len(found.snapshots) == 1 else 'are'} nowhere else"
+            look = f"elsewhere snapshots {found.id}"
         raise Refused(
             "unpromoted_changes",
-            f"the sandbox {found.id!r} has changes that are nowhere else: {what.summary()}{saved}",
-            hint=f"elsewhere diff {found.id}; elsewhere promote {found.id}; elsewhere rm --force {found.id} archives them",
+            f"the sandbox {found.id!r} has {lost}",
+            hint=f"{look}; elsewhere rm --force {found.id} archives that",
             detail={"changes": listed[:_SHOWN], "count": len(listed)},
         )
     return what

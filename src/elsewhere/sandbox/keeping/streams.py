@@ -11,7 +11,7 @@ import termios
 from collections.abc import Iterator
 
 from elsewhere.sandbox.keeping import wire
-from elsewhere.sandbox.keeping.callers import Signals
+from elsewhere.sandbox.keeping.callers import Signals, is_in_front
 
 __all__ = ["PIPE_CHUNKS", "Feed", "Keys", "Relay", "Sink", "Typed", "fed", "is_file", "pass_on"]
 
@@ -19,7 +19,6 @@ _CHUNK = 1 << 16
 _PIPE_ATOMIC = 4096  # is written as a whole, or not at all
 PIPE_CHUNKS = 32
 _BEHIND_MS = 200
-_CONTROLLING = os.makedev(5, 0)  # /dev/tty, which is whatever terminal its opener has
 
 
 class Sink:
@@ -178,7 +177,7 @@ class Typed:
         poll.register(self.writer, 0 if self._empty else select.POLLOUT)  # that nobody reads any more is told in any case
         if not self._empty:
             return None
-        if not _is_in_front(self._caller, self._terminal):
+        if not is_in_front(self._caller, self._terminal):
             return _BEHIND_MS
         poll.register(self._source, select.POLLIN)
         return None
@@ -215,19 +214,6 @@ class Typed:
         for fd in (self.reader, self.writer, self._own):
             if fd >= 0:
                 os.close(fd)
-
-
-def _is_in_front(caller: int, terminal: int) -> bool:
-    """Whether a process may read from a terminal: the kernel would stop it only if that is the one of its own session, and it is
-    in the background there. Of one that cannot be asked nothing is known, and nothing is taken."""
-    try:
-        with open(f"/proc/{caller}/stat", "rb") as stream:
-            words = stream.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    state, group, number, front = words[0], int(words[2]), int(words[4]), int(words[5])
-    own = os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
-    return state != b"T" and (terminal not in (own, _CONTROLLING) or group == front)
 
 
 class Keys:
