@@ -192,6 +192,20 @@ def test_inspect_has_a_line_of_it(person: Person) -> None:
     assert any(line.startswith("drift ") and line.endswith("1 file changed there and here") for line in lines)
 
 
+def test_what_is_the_same_on_both_sides_is_no_overlap(person: Person) -> None:
+    """What the sandbox promoted changed in reality since the base, and is what the sandbox has."""
+    person.elsewhere("create", "--name", "fix", "--base", "pinned", check=True)
+    inside(person, "echo here >> README.md; rm src/test_app.py; mkdir made; echo made > made/new; mv src/app.py src/moved.py")
+    person.elsewhere("promote", "fix", check=True)
+    person.elsewhere("snapshot", "fix", check=True)
+    found = drift(person)
+    assert (found["changed"][0], found["overlapping"]) == ("README.md", [])
+    assert person.json("inspect", "fix")["sandbox"]["drift"]["overlapping"] == []
+    inside(person, "echo more >> made/new; echo again > src/test_app.py")
+    for said in (drift(person), person.json("inspect", "fix")["sandbox"]["drift"]):
+        assert said["overlapping"] == ["made/new", "src/test_app.py"]
+
+
 def test_what_was_changed_before_a_snapshot_and_before_a_fork_counts(person: Person) -> None:
     person.elsewhere("create", "--name", "fix", "--base", "pinned", check=True)
     inside(person, "echo here >> README.md")

@@ -286,7 +286,10 @@ def test_a_detached_command_goes_on_and_can_be_followed(person: Person) -> None:
     assert known["started_at"] <= known["ended_at"]
     assert person.elsewhere("logs", "box", request).stdout == "one\ngot word\n"
     error = error_of(person, "logs", "box", "r-0000000000000000")
-    assert (error["code"], "r-0000000000000000" in error["message"]) == ("request_not_found", True)
+    assert (error["code"], "has no request 'r-0000000000000000'" in error["message"]) == ("request_not_found", True)
+    assert person.elsewhere("logs", "box", request[:12]).stdout == "one\ngot word\n"
+    other = next(one["id"] for one in person.json("requests", "box")["requests"] if one["id"] != request)
+    assert "has no logs of the request" in error_of(person, "logs", "box", other)["message"]
     assert error_of(person, "logs", "-f", "box", code=2)["code"] == "no_json"
     # Another one: the newest is meant.
     person.elsewhere("exec", "-d", "box", "--", "echo", "newer", check=True)
@@ -299,7 +302,7 @@ def test_cancel_ends_a_request_and_leaves_the_others(person: Person) -> None:
     create(person, "--name", "box")
     first, second, third = (person.json("exec", "-d", "box", "--", "sleep", f"820{n}")["command"]["request"] for n in range(3))
     assert commands(person, "box") == ["sleep 8200", "sleep 8201", "sleep 8202"]
-    (ended,) = person.json("cancel", second)["requests"]
+    (ended,) = person.json("cancel", second[:12])["requests"]
     assert (ended["id"], ended["state"], ended["reason"]) == (second, "cancelled", "cancelled")
     assert commands(person, "box") == ["sleep 8200", "sleep 8202"]
     found = person.json("cancel", "box")["requests"]
@@ -311,7 +314,8 @@ def test_cancel_ends_a_request_and_leaves_the_others(person: Person) -> None:
     assert person.json("cancel", "box")["requests"] == []
     assert [one["id"] for one in person.json("requests", "box")["requests"]] == [third, second, first]
     assert [one["id"] for one in person.json("requests", "box", "--limit", "1")["requests"]] == [third]
-    assert error_of(person, "cancel", "r-0000000000000000")["code"] == "request_not_found"
+    for none in ("r-0000000000000000", "r-", "r-x"):
+        assert error_of(person, "cancel", none)["code"] == "request_not_found"
     # The history outlives the sandbox.
     box = person.json("rm", "box")["removed"][0]
     assert eventually(lambda: len(person.json("requests", box)["requests"]) == 3)
@@ -553,6 +557,9 @@ def test_rm_refuses_what_would_be_lost_and_says_what(person: Person) -> None:
     assert list((person.state / "sandboxes").iterdir()) == []
     # The same name can be used again at once.
     assert create(person, "--name", "changed")["name"] == "changed"
+    person.json("snapshot", "changed")
+    error = error_of(person, "rm", "changed")
+    assert (error["code"], error["message"].endswith(" has 1 snapshot that is nowhere else")) == ("unpromoted_changes", True)
 
 
 @pytest.mark.own_launcher

@@ -330,6 +330,16 @@ def test_resolving(person: Person) -> None:
     assert world.promote(box, "--resolve", code=2)["code"] == "no_conflicts"
     world.real("sed -i s/5/there/ text; sed -i s/9/nine/ both; rm gone; printf 'there\\nend\\n' > added")
     before = tree(world.project)
+    # one that was interrupted before both versions were marked
+    for how in ("raise OSError(28, 'no room')", "os.kill(os.getpid(), 9)"):
+        others = {one["id"] for one in person.json("list")["sandboxes"]}
+        broken = f"def broken(box):\n    {how}\nresolving.files_of = broken\nresolving.resolve({box!r}, promoting.Asked())"
+        assert person.sdk(f"import os\nfrom elsewhere.operations import promoting, resolving\n{broken}", check=False).returncode
+        made = {one["id"] for one in person.json("list")["sandboxes"]} - others
+        for one in made:
+            assert world.refused("promote", one) == {"gone": "deleted_there", "text": "text_conflict", "added": "both_added"}
+            person.elsewhere("rm", "--force", one, check=True)
+        assert len(made) == how.count("kill")
     fork = person.json("promote", box, "--resolve")["sandbox"]["id"]
     assert tree(world.project) == before
     assert world.inside(box, "cat text") == "1\n2\n3\n4\nhere\n6\n7\n8\n9", "the sandbox itself is as it was"
@@ -452,8 +462,10 @@ def test_what_git_ignores_stays_inside(person: Person) -> None:
     assert (done["applied"], done["deleted"]) == (["b.out", "fine"], [])
     assert done["left_out"]["ignored"] == [".env", "a.log", "build/new", "build/old", "x.tmp"]
     assert done["left_out"]["other"] == ["f"]
-    shown = person.elsewhere("promote", box, "--dry-run").stderr
-    assert "left out, ignored: 5 paths, for example .env" in shown
+    shown = person.elsewhere("promote", box, check=True)
+    assert "left out, ignored: 5 paths, for example .env; --ignored takes that\n" in shown.stderr
+    assert shown.stdout.startswith("nothing to move: ")
+    assert "takes it back" not in shown.stdout, "there is nothing to be taken back"
     # by the rules as they will be
     world.inside(box, "echo '*.out' > .gitignore; echo 2 > b.out; echo 2 > a.log")
     done = world.promote(box, "--yes", "--dry-run")
@@ -475,7 +487,11 @@ def test_what_lies_outside_comes_only_if_it_is_named(person: Person) -> None:
     done = world.promote(box)
     assert done["applied"] == ["in"]
     assert {f"{beside}/both", f"{beside}/new", f"{beside}/old", f"{config}/made"} <= set(done["left_out"]["outside"])
-    assert world.promote(box, "--outside", "/nowhere/**", "--dry-run")["applied"] == []
+    for fitting in ([], ["--outside", f"{beside}/**"]):
+        refused = world.promote(box, *fitting, "--outside", "/nowhere/**", code=2)
+        assert (refused["code"], "'/nowhere/**'" in refused["message"]) == ("nothing_fits", True)
+    assert world.promote(box, "--outside", f"{person.project}/**", code=2)["code"] == "nothing_fits", "that is not outside"
+    assert world.promote(box, "--outside", "../../beside/**", code=2)["code"] == "bad_pattern"
     (beside / "both").write_text("2\n")
     assert world.refused("promote", box, "--outside", f"{beside}/**") == {f"{beside}/both": "no_base"}
     done = world.promote(box, "--outside", f"{beside}/**", "--theirs", f"{beside}/both")
@@ -804,7 +820,10 @@ def test_other_repositories(person: Person) -> None:
 def test_replay(person: Person) -> None:
     world = World(person, "echo 0 > list; chmod 640 list")
     before = plain(world.project)
-    box = world.made("echo one >> list; mkdir made; pwd > made/where")
+    beside = person.home / "beside"
+    beside.write_text("0\n")
+    person.own(person.home)
+    box = world.made(f"echo one >> list; mkdir made; pwd > made/where; echo 1 > .env; echo 1 > {beside}")
     person.elsewhere("exec", box, "--", "sh", "-c", "echo never >> list; false")
     world.inside(box, "test ! -e stop; echo two >> list")
     world.real("echo reality >> list")
@@ -813,27 +832,41 @@ def test_replay(person: Person) -> None:
     said = world.promote(box, "--replay", code=1)
     assert (said["code"], plain(world.project)) == ("not_agreed", before)
     assert [one["path"] for one in said["detail"]["marked"]] == [
-        "/bin/sh -c 'echo one >> list; mkdir made; pwd > made/where'",
+        f"/bin/sh -c 'echo one >> list; mkdir made; pwd > made/where; echo 1 > .env; echo 1 > {beside}'",
         "/bin/sh -c 'test ! -e stop; echo two >> list'",
     ]
     done = world.promote(box, "--replay", "--yes")
     assert (done["kind"], done["status"]) == ("replay", "applied")
     assert (world.text("list"), world.text("made/where")) == ("0\none\ntwo\n", f"{world.project}\n")
     assert [check["exit_code"] for check in done["checks"]] == [0, 0]
+    assert (world.text(".env"), beside.read_text()) == ("1\n", "1\n"), "the commands do it, whatever would be moved"
     world.undo()
-    assert plain(world.project) == before
+    assert (plain(world.project), beside.read_text()) == (before, "0\n")
     # one that fails in reality
-    other = world.made("echo one > list; echo new > new")
+    other = world.made(f"echo one > list; echo new > new; echo 2 > .env; rm {beside}; mkdir heap; : > heap/$(ls stop || echo no)")
     world.inside(other, "test ! -e stop; rm list")
     world.real(": > stop")
     kept = plain(world.project)
     world.inside(other, "sh -c 'test ! -e stop'")
     said = world.promote(other, "--replay", "--yes", code=4)
     assert (said["code"], "test ! -e stop" in said["message"]) == ("replay_failed", True), said
-    assert plain(world.project) == kept
+    assert said["detail"]["not_reversed"] in said["message"]
+    assert "stay: heap (" in said["detail"]["not_reversed"], "the sandbox had no heap/stop"
+    world.real("rm heap/stop; rmdir heap")
+    assert (plain(world.project), beside.read_text()) == (kept, "0\n")
     assert world.promotions()[-1]["status"] == "failed"
     empty = person.json("create")["sandbox"]["id"]
     assert world.promote(empty, "--replay", "--yes", code=1)["code"] == "nothing_to_replay"
+    # one that only changes what lies outside is one to be undone
+    world.inside(empty, f"echo 3 > {beside}")
+    done = world.promote(empty, "--replay", "--yes")
+    assert (beside.read_text(), world.undo()["undoes"], beside.read_text()) == ("3\n", done["id"], "0\n")
+    # one that is interrupted
+    world.inside(empty, "echo 3 > list")
+    world.inside(empty, "! test -e stop || kill -9 $PPID")
+    assert person.elsewhere("promote", empty, "--replay", "--yes").returncode not in (0, 4)
+    assert (world.text("list"), world.promotions()[-1]["note"]) == ("3\n", "interrupted, and put back")
+    assert (plain(world.project), beside.read_text()) == (kept, "0\n")
 
 
 # -- what is kept of it, and for how long ---------------------------------------------------------------------------------------
@@ -921,6 +954,11 @@ with Sandbox.get(kept.id) as again:
         again.promote(paths=['nothing*'])
     except ValueError as error:
         print(error.code)
+    for options in (dict(commits=False, branch='mine'), dict(replay=True, checkout=True), dict(replay=True, paths=['new'])):
+        try:
+            again.promote(**options)
+        except ValueError as error:
+            print(error.code, error.message)
     assert again.promote(theirs=['new']).applied == ()
     done = again.promote(ours=['new'])
     assert (Path('new').read_text(), done.applied) == ('2\\n', ('new',))
@@ -947,6 +985,9 @@ except LookupError as error:
         "Conflict promotion_conflict ['new']",
         "UsageError no_such_conflict []",
         "nothing_fits",
+        "options_together --branch means nothing beside --no-commits",
+        "options_together --checkout means nothing beside --replay",
+        "options_together --path means nothing beside --replay",
         "not_agreed",
         "promotion_conflict True",
         "promotion_not_found",
@@ -1064,6 +1105,12 @@ def test_two_branches_whose_names_would_be_one_come_apart(person: Person) -> Non
         f"git checkout -qb x/y; echo 1 > f; {COMMITTED}; git checkout -q main; git checkout -qb x-y; echo 2 > f; {COMMITTED}; "
         f"git checkout -q main; echo 3 > f; {COMMITTED}"
     )
+    others = world.promote(box, "--dry-run")["commits"]["others"]
+    last = list(others.values())[-1]
+    world.real(f"git branch {last} $(git commit-tree -m x HEAD^{{tree}})")
+    world.promote(box, code=3)
+    assert world.real("git branch --list 'elsewhere/*' --format '%(refname:short)'") == last, "all of them come, or none"
+    world.real(f"git branch -qD {last}")
     world.promote(box)
     names = [line.strip() for line in world.real("git branch --list 'elsewhere/*' --format '%(refname:short)'").splitlines()]
     assert len(names) == 3, names

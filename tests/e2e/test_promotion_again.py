@@ -142,10 +142,29 @@ def test_commits_that_were_fetched_can_be_thrown_away(person: Person) -> None:
     assert person.json("rm", box)["removed"] == [box]
 
 
+def test_commits_of_a_repository_that_has_another_top_stay_and_that_is_said(person: Person) -> None:
+    """The project is a directory of a repository, and has another one in it."""
+    made = f"{GIT}; git add -A; git commit -qm made"
+    world = World(person, f"mkdir -p ~/mono/svc/lib; cd ~/mono; echo > svc/elsewhere.toml; echo 1 > svc/a; git init -q; {made}")
+    top = str(person.home / "mono")
+    world.real(f"cd {top}/svc/lib; echo 1 > b; git init -q; {made}")
+    box = person.json("create", "--project", f"{top}/svc")["sandbox"]["id"]
+    world.inside(box, "git status -s; git add -A")
+    assert world.promote(box, "--dry-run")["left_out"]["commits"] == []
+    assert "no commits were made" in world.promote(box, "--branch", "mine", code=2)["message"]
+    world.inside(box, f"echo 2 > a; {made}; cd lib; echo 2 > b; {made}; git clone -q --no-hardlinks . ../clone")
+    refused = world.promote(box, "--branch", "mine", code=2)
+    assert (refused["code"], f"is not the top of '{top}'" in refused["message"]) == ("no_commits", True)
+    said = person.elsewhere("promote", box, "--dry-run", check=True).stderr
+    assert f"commits made inside stay there: the project is not the top of their repository, {top}, lib\n" in said
+    done = world.promote(box)
+    assert ("a" in done["applied"], done["commits"], done["left_out"]["commits"]) == (True, None, [top, "lib"])
+
+
 def test_options_that_would_do_nothing_are_refused(person: Person) -> None:
     world = repository(person, "echo 1 > a")
     box = world.made("echo 2 > a", "--base", "pinned")
-    for options in (("--resolve", "--dry-run"), ("--replay", "--branch", "x"), ("--no-commits", "--checkout")):
+    for options in (("--resolve", "--dry-run"), ("--replay", "--path", "a"), ("--no-commits", "--checkout")):
         assert world.promote(box, *options, code=2)["code"] == "options_together"
     assert world.promote(box, "--branch", "x", code=2)["code"] == "no_commits"
     assert world.text("a") == "1\n"

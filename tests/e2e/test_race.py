@@ -432,6 +432,7 @@ def test_what_verifies_is_not_rewritten_by_what_it_verifies(root: Person) -> Non
     assert (found["winner"], each["good"]["score"]) == ("good", 7)
     for name, path in {"file": "expected", "program": "/usr/bin/diff"}.items():
         assert f"what verifies it was rewritten while it ran: {path}" in each[name]["why"]
+        assert each[name]["checks"][0]["note"].startswith(f"what verifies it was rewritten while it ran: {path}")
 
 
 SCRIPTED = {
@@ -564,6 +565,15 @@ def test_the_same_twice_is_one_promotion(track: Track) -> None:
     again = track.person.json("experiments", "show", found["id"])["experiment"]
     assert (again["promotion"], again["promotions"]) == (found["promotion"], [found["promotion"]])
     assert len(_promotions(track)) == 1
+    page = track.project.parent / "page.html"
+    for undone in (False, True):
+        if undone:
+            track.person.elsewhere("undo", check=True)
+        track.person.elsewhere("experiments", "report", found["id"], "--output", page, check=True)
+        assert ("it is in reality" in page.read_text()) != undone
+    track.person.elsewhere("experiments", "resume", found["id"], check=True)
+    assert "a + b" in track.text("calc.py"), "it was to be moved, and is there no more"
+    assert len(_promotions(track)) == 2
     track.person.elsewhere("undo", check=True)
     assert track.person.json("experiments", "promote", found["id"])["promotion"]["applied"] == ["calc.py"]
     assert "a + b" in track.text("calc.py")
@@ -926,7 +936,7 @@ from elsewhere import ElsewhereError, explore, race
 for wrong in (
     {"verify": 3}, {"verify": len}, {"verify": ["true", 3]}, {"verify": ""}, {"scored": [""]}, {"setup": ""}, {"score": ""}, {"score": 5},
     {"verify_files": 3}, {"verify_files": "x", "verify_from_approach": True}, {"env": {"A": 5}}, {"env": "A=5"}, {"limits": {"pids": 5}},
-    {"repeat": "x"}, {"repeat": True}, {"timeout": []}, {"base_ref": 5}, {"approaches": None}, {"approaches": "a=true"},
+    {"repeat": "x"}, {"repeat": True}, {"timeout": []}, {"base_ref": 5}, {"base": "live", "base_ref": "HEAD"}, {"approaches": None}, {"approaches": "a=true"},
 ):
     try:
         race(**{"approaches": [("a", "true")], **wrong})
@@ -955,6 +965,7 @@ def test_arguments_of_python_that_make_no_sense_are_refused(root: Person) -> Non
         "bad_count True attempts cannot be made | between 1 and 100",
         "bad_duration timeout=[] is not a duration | timeout='90s'",
         "bad_race base_ref=5 is not the name of a commit | base_ref='HEAD'",
+        "bad_race base = 'live' means nothing beside base_ref = 'HEAD': a race starts from one of them | leave one of them out",
         "bad_approach None is no list of approaches | race([(name, work), …])",
         "bad_approach 'a=true' is no list of approaches | race([(name, work), …])",
     ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,9 @@ def test_a_check_that_fails_before_leaves_the_stage_and_what_follows_untouched(p
     world = World(person, STAGES.replace('"! grep -rn staging-hates src"', json.dumps(asking)))
     tip, production = world.tip(), plain(world.production)
     world.made("echo '# staging-hates this' >> src/app.py")
-    error = world.promote("--to", "production", code=4)["error"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # as by the sandbox itself: checks publish nothing
+        person.extra["ELSEWHERE_NETWORK_PUBLISH"] = f"{taken.getsockname()[1]}:80"
+        error = world.promote("--to", "production", code=4)["error"]
     assert error["code"] == "check_failed"
     assert "staging" in error["message"]
     assert "nothing was done there" in error["message"]
@@ -618,6 +621,27 @@ def test_nobody_approves_what_does_not_wait(person: Person) -> None:
     assert json.loads(done.stdout)["error"]["code"] == "not_waiting"
 
 
+# -- commands again -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_attempt_to_run_commands_again_is_one_of_its_own(person: Person) -> None:
+    world = World(person, '[[stages]]\nname = "dev"\ntarget = "."\n')
+    stop, text = person.place / "stop", world.project / "text"
+    text.write_text("1\n2\n3\n4\n5\n")
+    person.own(text.parent)
+    world.made(f"sed -i s/1/one/ text; test ! -e {stop}")
+    stop.touch()
+    first = world.promote("--replay", code=4)["error"]["detail"]["promotion"]
+    assert text.read_text() == "1\n2\n3\n4\n5\n"
+    text.write_text("1\n2\n3\n4\nfive\n")
+    assert world.promote("--replay", code=4)["error"]["detail"]["promotion"] == first
+    assert text.read_text() == "1\n2\n3\n4\nfive\n"
+    # nobody has asked for commands
+    done = world.promote()["promotion"]
+    assert (done["kind"], done["checks"], done["id"] == first) == ("promote", [], False)
+    assert text.read_text() == "one\n2\n3\n4\nfive\n"
+
+
 # -- interrupted ----------------------------------------------------------------------------------------------------------------
 
 KILL = """
@@ -784,6 +808,9 @@ def test_a_project_that_is_gone_is_in_nobodys_way_and_is_put_back_when_it_return
     journal = unfinished(person)
     for words in (("create", "--name", "another"), ("list",), ("janitor",)):
         person.json(*words, cwd=other)
+    person.extra["ELSEWHERE_PROMOTION_KEEP"] = "1ms"
+    person.elsewhere("exec", "another", "-c", "echo 1 > a", cwd=other, check=True)
+    person.json("promote", "another", cwd=other)  # what is too old goes now
     shown = person.json("promotions", "show", journal.name, cwd=other)["promotion"]
     assert shown["status"] == "reversed"
     assert str(journal) in shown["note"]

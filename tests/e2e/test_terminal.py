@@ -142,6 +142,42 @@ def test_who_is_asked_about_the_winner_of_a_race_has_seen_it(person: Person) -> 
     assert (code, "one won" in rest, "1 written" in rest) == (0, False, True), rest
 
 
+@pytest.mark.parametrize(("way", "code"), [("\x03", 130), ("\x1c", 131), ("\x1a", 147), ("kill", 137)])
+def test_who_leaves_a_question_has_not_agreed(person: Person, way: str, code: int) -> None:
+    """And what they type next is for their shell."""
+    person.json("create", "--name", "box")
+    person.elsewhere("exec", "box", "-c", "echo x > .envrc", check=True)
+    terminal = Terminal(
+        person, "promote", "box", line='set -m; "$@"; echo over with $?; read line; echo the shell got $line; fg; exit 0'
+    )
+    terminal.expect("go on? [y/N] ")
+    if way == "kill":
+        (client,) = [pid for pid, words in person.processes() if "promote box" in words and "/bin/sh" not in words]
+        os.kill(client, signal.SIGKILL)
+    else:
+        terminal.type(way)
+    terminal.expect(f"over with {code}")
+    terminal.type("y\r")
+    terminal.expect("the shell got y")
+    assert terminal.end()[0] == 0
+    assert not (person.project / ".envrc").exists()
+
+
+def test_a_question_in_the_background_takes_no_answer(person: Person) -> None:
+    person.json("create", "--name", "box")
+    person.elsewhere("exec", "box", "-c", "echo x > .envrc", check=True)
+    busy = "until test -e ../typed; do sleep 0.05; done"
+    line = f'set -m; "$@" > /dev/null & {busy}; read line; echo the shell got $line; fg'
+    terminal = Terminal(person, "promote", "box", line=line)
+    terminal.expect("go on? [y/N] ")
+    terminal.type("y\r")
+    (person.place / "typed").touch()
+    terminal.expect("the shell got y")
+    terminal.type("y\r")
+    assert terminal.end()[0] == 0
+    assert (person.project / ".envrc").exists()
+
+
 def test_names_cannot_write_on_the_terminal(person: Person) -> None:
     """A file name with escape sequences in it is shown, not obeyed."""
     _, rest = Terminal(person, "run", "--", "sh", "-c", "touch $(printf 'evil\\033]0;title\\007')").end()

@@ -21,7 +21,7 @@ import pytest
 from elsewhere.errors import UsageError
 from elsewhere.linux import syscalls
 from elsewhere.storage import bases, scanning
-from elsewhere.storage.bases import Base, capture, estimate, prune, unused_layers, using
+from elsewhere.storage.bases import Base, capture, estimate, prune, unused_layers
 from elsewhere.storage.capturing import Progress
 from elsewhere.storage.rooms import room_for
 from elsewhere.storage.state import State
@@ -528,7 +528,7 @@ def test_nothing_is_pruned_while_somebody_is_about_to_use_a_layer(state: State, 
     base = take(state, project)
     (Path(base.layers[0]).parent / "77").mkdir()
     pruned = threading.Thread(target=prune, args=(room_for(state, str(project)), set))
-    with using(state, str(project)):
+    with room_for(state, str(project)).locked(bases.fcntl.LOCK_SH):
         pruned.start()
         pruned.join(0.2)
         assert pruned.is_alive()
@@ -552,7 +552,7 @@ def test_a_layer_that_was_taken_between_capture_and_hold_is_captured_again(
     with bases.capturing(state, str(project), clock=later) as base:
         assert taken
         assert manifest(base.layers[0]) == manifest(str(project))
-        with using(state, str(project)):
+        with room_for(state, str(project)).locked(bases.fcntl.LOCK_SH):
             pass  # several may hold it
 
 

@@ -11,8 +11,9 @@ import pytest
 from elsewhere.changes.model import Side
 from elsewhere.errors import Conflict, NotFound, UsageError
 from elsewhere.promotion import branches
+from elsewhere.promotion.choosing import Choices
 from elsewhere.promotion.pieces import Piece
-from elsewhere.promotion.planning import Choices, Plan
+from elsewhere.promotion.planning import Plan
 
 LINES = "".join(f"line {number}\n" for number in range(20))
 
@@ -93,7 +94,7 @@ class Repository:
 @pytest.fixture
 def repository(place: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     monkeypatch.setenv("HOME", str(place))
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
+    for name in [name for name in os.environ if name.startswith("GIT_") or name == "XDG_CONFIG_HOME"]:
         monkeypatch.delenv(name)
     return Repository(place)
 
@@ -133,10 +134,18 @@ def test_an_author_that_nobody_named_is_elsewhere(repository: Repository) -> Non
     assert repository.git("log", "-1", "--format=%an", "staging") == "elsewhere"
 
 
-def test_the_users_own_configuration_names_the_author(repository: Repository, place: Path) -> None:
+@pytest.mark.parametrize("where", [".gitconfig", "xdg/git/config", "chosen"])
+def test_the_users_own_configuration_names_the_author(
+    repository: Repository, place: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     for key in ("user.name", "user.email"):
         repository.git("config", "--unset", key)
-    (place / ".gitconfig").write_text("[user]\nname = Ada L\nemail = ada@example.org\n")
+    (place / ".gitconfig").write_text("[core]\npager = less\n")
+    (place / "xdg" / "git").mkdir(parents=True)
+    (place / where).write_text("[user]\nname = Ada L\nemail = ada@example.org\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "xdg"))
+    if where == "chosen":
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(place / where))
     repository.apply(repository.piece("a", None, file("a")))
     assert repository.git("log", "-1", "--format=%an <%ae>", "staging") == "Ada L <ada@example.org>"
 
@@ -217,6 +226,15 @@ def test_nothing_can_be_below_a_file_nor_a_file_where_a_directory_is(repository:
     assert [one.reason for one in below.conflicts] == ["parent_replaced"]
     above = repository.plan(repository.piece("src", None, file("x")))
     assert [one.reason for one in above.conflicts] == ["type_changed"]
+    pieces = [repository.piece(path, None, file("x")) for path in ("text/x", "text/y", "new")]
+    some = repository.plan(*pieces, choices=Choices(theirs=("text/x",)))
+    assert ([one.path for one in some.conflicts], some.kept) == (["text/y"], ["text/x"])
+    theirs = repository.plan(*pieces, choices=Choices(theirs=("text/*",)))
+    assert (theirs.conflicts, theirs.kept, theirs.applied) == ([], ["text/x", "text/y"], ["new"])
+    assert [one.path for one in theirs.operations] == ["new"]
+    assert (theirs.disputed, theirs.fitting) == (["text/x", "text/y"], Choices(theirs=("text/*",)))
+    ours = repository.plan(*pieces, choices=Choices(ours=("text/*",)))
+    assert [one.path for one in ours.conflicts] == ["text/x", "text/y"], "nothing of the branch is taken away"
     both = [repository.piece("src/tool", file(b"\0binary\n", 0o755), None), repository.piece("src", DIRECTORY, file("x"))]
     repository.apply(*both)
     assert repository.show("src") == "x"

@@ -834,6 +834,35 @@ def test_a_return_is_refused_once_the_user_went_on(arrived: tuple[Pair, Fetched,
     assert (state_of(pair), checkout_state(journal)) == (before, "moved")
 
 
+@pytest.mark.parametrize("undoing", [False, True])
+def test_a_branch_that_the_user_switches_to_at_the_last_moment_stays(
+    arrived: tuple[Pair, Fetched, str], monkeypatch: pytest.MonkeyPatch, undoing: bool
+) -> None:
+    """To one at the same commit, for which git need not write the index."""
+    pair, fetched, journal = arrived
+    if undoing:
+        checkout(str(pair.project), fetched, pair.base, journal)
+    index, take = (pair.project / ".git/index").read_bytes(), heads._take_lock
+
+    def switched(*values: Any) -> None:
+        git(pair.project, "branch", "other")
+        git(pair.project, "symbolic-ref", "HEAD", "refs/heads/other")
+        take(*values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(heads, "_take_lock", switched)
+        begin = (
+            functools.partial(undo_checkout, journal)
+            if undoing
+            else functools.partial(checkout, str(pair.project), fetched, pair.base, journal)
+        )
+        assert code_of(begin, Conflict) == "head_moved"
+    assert git(pair.project, "symbolic-ref", "HEAD") == "refs/heads/other"
+    assert recover_checkout(journal, finish=False) == "left"
+    assert (git(pair.project, "symbolic-ref", "HEAD"), (pair.project / ".git/index").read_bytes()) == ("refs/heads/other", index)
+    assert not (pair.project / ".git/index.lock").exists()
+
+
 STEPS = ("link", "rename", "unlink", "fsync")
 
 

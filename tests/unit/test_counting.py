@@ -3,7 +3,7 @@
 import pytest
 
 from elsewhere.experiments.counting import doubt, last_number, of_junit, of_output, says_nothing
-from elsewhere.experiments.lines import files, programs, scripts
+from elsewhere.experiments.lines import parsed, programs
 
 OUTPUTS = {
     "pytest": ("..F\n=== short test summary info ===\n1 failed, 2 passed, 3 skipped in 0.12s\n", (2, 1, 3)),
@@ -115,7 +115,7 @@ def test_a_runner_that_did_not_come_to_its_end_is_noticed(command: str, said: st
 )
 def test_programs_and_scripts_of_a_line(line: str, called: set[str], run: set[str]) -> None:
     assert programs(line) == called
-    assert scripts(line) == run
+    assert parsed(line).scripts == run
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_programs_and_scripts_of_a_line(line: str, called: set[str], run: set[st
     ],
 )
 def test_files_of_a_line(line: str, taken: set[str]) -> None:
-    assert files(line) == taken
+    assert parsed(line).files == taken
 
 
 def counted(passed: int, failed: int = 0, skipped: int = 0) -> dict[str, int]:

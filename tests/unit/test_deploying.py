@@ -15,6 +15,9 @@ from elsewhere.changes.sides import sides_of
 from elsewhere.errors import Broken
 from elsewhere.promotion import deploying
 from elsewhere.promotion.pieces import Piece
+from elsewhere.sandbox.launching import engine
+from elsewhere.sandbox.networking import calling
+from elsewhere.storage.state import State
 
 
 def run(place: Path, command: str, timeout: float = 60.0, **more: str) -> deploying.Ended:
@@ -88,6 +91,20 @@ def test_what_an_interrupted_one_left_is_ended_and_nothing_else(left: Path) -> N
         assert mine.poll() is None
         mine.kill()
     assert deploying.end_left_over(left.name, "production") == 0
+
+
+def test_what_serves_everybody_does_not_count_as_what_a_command_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a command starts the launcher or the network's service, either lives on."""
+    monkeypatch.setenv("ELSEWHERE_HOME", str(place / "state"))
+    for name, value in {**deploying.variables("p", "production", "/c"), "MINE": "x"}.items():
+        monkeypatch.setenv(name, value)
+    state, seen = State.open(), list[dict[str, str]]()
+    monkeypatch.setattr(subprocess, "run", lambda *_, env, **__: seen.append(env))
+    monkeypatch.setattr(os, "posix_spawn", lambda path, words, env, **_: seen.append(env))
+    engine._start(state, "x", str(place / "log"), [])
+    calling._spawn(state, 0, 0, direct=True)
+    assert [one["MINE"] for one in seen] == ["x", "x"]
+    assert not [one for one in seen if set(deploying.variables("", "", "")) & set(one)]
 
 
 def test_a_directory_that_is_gone_is_told(place: Path) -> None:

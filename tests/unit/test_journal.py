@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elsewhere.errors import NotFound, StateError
+from elsewhere.errors import NotFound, StateError, UsageError
+from elsewhere.operations.processes import _meant
 from elsewhere.sandbox.records.journal import Caller, Journal, Request, new_request_id
 from elsewhere.sandbox.records.request import REASONS, TERMINAL
 
@@ -384,3 +385,13 @@ def test_a_dead_caller_is_dead_also_before_it_is_reaped() -> None:
 
 def test_request_ids_do_not_collide() -> None:
     assert len({new_request_id() for _ in range(1000)}) == 1000
+
+
+def test_the_beginning_of_an_id_names_one_request_or_none() -> None:
+    known = [Request(f"r-{name}", "ew-a", "exec", ("true",), "running", 0.0) for name in ("0011", "0022", "00")]
+    assert _meant(known, "r-001", "", "").id == "r-0011"
+    assert _meant(known, "r-00", "", "").id == "r-00", "it is that one's whole id"
+    with pytest.raises(UsageError, match="'r-0' is the beginning of 3 requests: r-0011, r-0022, r-00"):
+        _meant(known, "r-0", "", "")
+    with pytest.raises(NotFound, match="none"):
+        _meant(known, "r-", "none", "")

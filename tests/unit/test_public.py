@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import elsewhere
+from elsewhere.cli import hints
 from elsewhere.cli.main import GROUPS, main, parser
 
 SOURCE = Path(elsewhere.__file__).parents[1]
@@ -125,3 +126,59 @@ def test_on_another_platform_the_command_says_so_in_one_sentence(platform: str, 
 def test_an_option_before_its_verb_is_told_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--json", "inspect", "box"], None) == 2
     assert "elsewhere inspect --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("delete fix", "'rm'"),
+        ("status", "'list' or 'inspect'"),
+        ("lisst", "'list'"),
+        ("rm -f fix", "--force"),
+        ("promote fix -n", "--dry-run"),
+        ("run -e A=1 -- true", "--env or --env-file"),
+        ("run --tiemout 3 -- true", "--timeout"),
+    ],
+)
+def test_whoever_writes_another_word_is_told_ours(words: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split(), None) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_other_words_stand_for_verbs_that_there_are() -> None:
+    known = {verb for verbs in GROUPS.values() for verb in verbs}
+    assert {verb for words in hints._OTHER_WORDS.values() for verb in words.split()} <= known
+    assert known.isdisjoint({"help", *hints._OTHER_WORDS})
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [("help", "--help"), ("help help", "--help"), ("help run", "run --help"), ("help run rm -rf .", "run --help")],
+)
+def test_help_may_be_written_as_a_verb(words: str, same: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for line in (words, same):
+        with pytest.raises(SystemExit, match="0"):
+            main(line.split(), None)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "logs fix --stream stdout r-12",
+        "snapshot fix --json name",
+        "extend fix --json 2h",
+        "promotions show --json p12",
+        "requests --json fix",
+    ],
+)
+def test_a_word_that_need_not_be_there_may_stand_behind_an_option(words: str) -> None:
+    verb, *rest = words.split()
+    top, _ = parser(verb)
+    options = rest[rest.index(next(word for word in rest if word.startswith("--"))) : -1]
+    late, unknown = top.parse_known_args([verb, *rest])
+    assert unknown == []
+    assert late == top.parse_known_args([verb, *options, *(word for word in rest if word not in options)])[0]
+    assert top.parse_known_args([verb, *rest, "more"])[1] == ["more"]

@@ -1,7 +1,10 @@
 """Races as they are written, and what of an approach's changes is put back before it is verified."""
 
+from pathlib import Path
+
 import pytest
 
+from elsewhere.cli import main, racing
 from elsewhere.errors import UsageError
 from elsewhere.experiments.guarding import Guard
 from elsewhere.experiments.model import Approach, Check, Race
@@ -94,6 +97,7 @@ def test_an_approach_of_the_command_line_has_a_name_and_the_rest_is_its_command(
             "bad_race",
             "means nothing",
         ),
+        ('base = "live"\nbase_ref = "v1"\n[[approaches]]\nname = "a"\ncommand = "x"', "bad_race", "'live' means nothing beside"),
         ("= 1", "bad_race", "race.toml"),
     ],
 )
@@ -103,6 +107,26 @@ def test_what_is_wrong_is_named_with_where_it_stands(content: str, code: str, sa
     assert caught.value.code == code
     assert said in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("written", "words", "base", "base_ref"),
+    [
+        ('base = "pinned"', (), "pinned", None),
+        ('base = "pinned"', ("--base", "auto"), "auto", None),
+        ('base = "pinned"', ("--base-ref", "v2"), "auto", "v2"),
+        ('base_ref = "v1"', (), "auto", "v1"),
+        ('base_ref = "v1"', ("--base", "live"), "live", None),
+        ('base_ref = "v1"', ("--base-ref", "v2"), "auto", "v2"),
+    ],
+)
+def test_where_a_race_starts_is_said_by_the_command_line_or_else_by_its_file(
+    tmp_path: Path, written: str, words: tuple[str, ...], base: str, base_ref: str | None
+) -> None:
+    (tmp_path / "race.toml").write_text(f'{written}\n[[approaches]]\nname = "a"\ncommand = "x"\n')
+    arguments = main.parser("race")[0].parse_args(["race", "--file", str(tmp_path / "race.toml"), *words])
+    asked = racing._asked(arguments)
+    assert (asked.base, asked.base_ref) == (base, base_ref)
 
 
 def test_repeats_have_bounds() -> None:

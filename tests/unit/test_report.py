@@ -62,7 +62,7 @@ def hostile_race() -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """Everything that a sandbox, or whoever named an approach, can say."""
     check = {
         "name": HOSTILE, "command": HOSTILE, "required": True, "passed": False, "exit_code": 1, "reason": HOSTILE,
-        "duration_ms": 1, "tests": {"passed": 1, "failed": 2, "skipped": 0}, "output": HOSTILE,
+        "note": HOSTILE, "duration_ms": 1, "tests": {"passed": 1, "failed": 2, "skipped": 0}, "output": HOSTILE,
     }  # fmt: skip
     one = attempt(
         HOSTILE,
@@ -240,6 +240,8 @@ def test_the_table_says_what_the_document_says() -> None:
         "2 of 14 tests failed",
     ):
         assert text in row, text
+    one["checks"][0]["note"] = "fewer tests ran than in the base"
+    assert "fewer tests ran than in the base" in render(race(one), {}, {})
 
 
 # -- what is cut is said --------------------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ class Project:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "home").mkdir()
     return tmp_path
 
@@ -159,7 +160,7 @@ def test_what_reality_tracks_is_never_ignored(project: Project) -> None:
     assert project.left(found, "ignored") == ["untracked.log"]
 
 
-def test_the_repository_s_and_the_user_s_own_lists_count(project: Project) -> None:
+def test_the_repository_s_and_the_user_s_own_lists_count(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     (project.real / ".git" / "info" / "exclude").write_text("*.private\n")
     project.fork()
     for path in ("a.private", "a.swp", "a.bak", "a.py"):
@@ -174,6 +175,11 @@ def test_the_repository_s_and_the_user_s_own_lists_count(project: Project) -> No
     project.write("home", "other", "*.py\n")
     project.write("home", ".gitconfig", f"[core]\n\texcludesFile = {home}/other\n")
     assert project.left(project.select(), "ignored") == ["a.private", "a.py"]
+    project.write("home", "chosen", "[core]\n\texcludesFile = ~/mine\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "chosen"))
+    assert project.left(project.select(), "ignored") == ["a.bak", "a.private"]
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "")
+    assert project.left(project.select(), "ignored") == ["a.private", "a.swp"]
     git(project.real, "config", "core.excludesFile", str(home / "mine"))
     assert project.left(project.select(), "ignored") == ["a.bak", "a.private"]
 
@@ -589,7 +595,8 @@ def test_another_spelling_is_marked_as_well(path: str) -> None:
 
 
 def test_what_lies_where_reality_has_its_hooks_is_marked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = [added(f"{project.real}/{name}") for name in ("tools/hooks/pre-commit", "own/commit-msg", "tools/hook")]
+    names = ("tools/hooks/pre-commit", "own/commit-msg", "tools/hook", "chosen/pre-push")
+    new = [added(f"{project.real}/{name}") for name in names]
     monkeypatch.setenv("HOME", str(project.place))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     assert marks(new, str(project.real)) == []
@@ -598,6 +605,11 @@ def test_what_lies_where_reality_has_its_hooks_is_marked(project: Project, monke
     assert marks(new, str(project.real)) == [(f"{project.real}/tools/hooks/pre-commit", hook)]
     (project.place / ".gitconfig").write_text(f"[core]\n\thooksPath = ~/{project.real.name}/own\n")
     assert dict(marks(new, str(project.real)))[f"{project.real}/own/commit-msg"] == hook
+    (project.place / "chosen").write_text("[core]\n\thooksPath = chosen\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(project.place / "chosen"))
+    assert [path for path, _ in marks(new, str(project.real))] == [
+        f"{project.real}/{name}" for name in sorted(set(names) - {"tools/hook"})
+    ]
 
 
 def test_hooks_of_a_repository_above_may_lie_in_the_project(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Stages: what a project's file may say about them, what of it needs trust, and how far a change has come."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from elsewhere import settings
+from elsewhere.cli.promotion import show_done
 from elsewhere.errors import CheckFailed, NotFound, Refused, UsageError
 from elsewhere.operations import settings as operations
 from elsewhere.operations import undoing
@@ -302,6 +304,30 @@ def test_where_nothing_was_done_nothing_is_taken_back(promoted: Promotion) -> No
     assert [one["status"] for one in promoted.stages] == ["undone"] * 3
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_deployment_started_runs_until_its_rollback_unless_it_was_interrupted(
+    place: Path, promoted: Promotion, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    production = promoted.stages[2]
+    line = 'grep -q ELSEWHERE_STAGE /proc/"$(cat service)"/environ 2> /dev/null && kill -9 "$(cat service)" && touch found; true'
+    data = deployed(place, line)
+    data["deploy"] = "setsid sleep 68 > /dev/null 2>&1 & echo $! > service"
+    production.update(status="passed", application=data)
+    run = deploying.run
+
+    def interrupted(*words: Any) -> None:
+        run(*words)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, contextlib.nullcontext() if ended else pytest.raises(KeyboardInterrupt):
+        patched.setattr(deploying, "run", run if ended else interrupted)
+        restoring.command(promoted, production, "deploy")
+    assert data["begun"] == (None if ended else "deploy")
+    restoring.take_back(promoted)
+    assert (place / "project" / "found").exists() == ended
+    assert (production["status"], data["begun"]) == ("undone", None)
+
+
 @pytest.mark.parametrize("status", ["failed", "reversed", "waiting"])
 def test_a_rollback_that_failed_is_run_again_by_an_undo(place: Path, promoted: Promotion, status: str) -> None:
     """Its status stays until it succeeds, so that whoever is killed is followed by somebody who tries it again."""
@@ -354,3 +380,13 @@ def test_what_others_made_of_a_stage_while_it_was_put_back_is_not_tried_again(pr
     assert restoring.left(promoted) == []
     promoted.stages[0].update(application=None)
     assert restoring.left(promoted) == []
+
+
+def test_names_in_a_conflict_of_a_stage_are_fit_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a directory that is not empty, the sentence names what is in it."""
+    conflict = {"path": "d", "sentence": "it is not empty: \x1b[2J"}
+    stage = {"name": "dev", "status": "planned", "conflicts": [conflict]}
+    nothing: dict[str, list[str]] = {"conflicts": [], "applied": [], "merged": [], "deleted": []}
+    show_done({**nothing, "id": None, "status": "planned", "marked": [], "stages": [stage]})
+    said = capsys.readouterr().out
+    assert ("\x1b[2J" in said, "it is not empty: \\x1b[2J" in said) == (False, True)
