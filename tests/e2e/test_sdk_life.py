@@ -347,6 +347,35 @@ except ChildProcessError:
     assert person.sdk(code).stdout == "none 0 True\n"
 
 
+def test_whoever_looks_at_changes_while_they_are_moved_looks_again(person: Person) -> None:
+    """Somebody else takes a snapshot, or removes the sandbox, between two looks at its files."""
+    code = """
+from elsewhere import ElsewhereError, Sandbox
+from elsewhere.sandbox import contents
+box = Sandbox.get('box')
+box.run('echo 1 > new').check()
+look = contents.changes_of
+def moved(*known):
+    contents.changes_of = look
+    box.snapshot()
+    raise FileNotFoundError(2, 'upper')
+contents.changes_of = moved
+print([path.rpartition('/')[2] for path in box.changes().added])
+other = Sandbox.get('other')
+def removed(*known):
+    Sandbox.get('other', on_exit='discard').remove()
+    raise FileNotFoundError(2, 'upper')
+contents.changes_of = removed
+try:
+    other.changes()
+except ElsewhereError as error:
+    print(error.code)
+"""
+    for name in ("box", "other"):
+        person.elsewhere("create", "--name", name, check=True)
+    assert person.sdk(code).stdout == "['new']\nsandbox_not_found\n"
+
+
 def test_requests_of_a_program_are_told_once_each(person: Person) -> None:
     code = """
 from elsewhere import ElsewhereError, Sandbox

@@ -30,6 +30,7 @@ from elsewhere.storage.state import State
 __all__ = ["Live", "create", "enter", "shift_for"]
 
 _ENDING_S = 5.0  # a keeper that is about to be gone
+_LOOKS = 5  # at layers that somebody else moves just then
 
 
 class Live:
@@ -157,9 +158,15 @@ class Live:
         return directory
 
     def changes(self) -> Changes:
-        if not self.owned:
-            self.record = record.load(self.state, self.id)  # somebody else may have taken a snapshot
-        return contents.changes_of(self.state, self.record, self._layers())
+        for left in reversed(range(_LOOKS)):
+            if not self.owned:
+                self.record = record.load(self.state, self.id)  # somebody else may have taken a snapshot, or have removed it
+            try:
+                return contents.changes_of(self.state, self.record, self._layers())
+            except FileNotFoundError:
+                if self.owned or not left:
+                    raise
+        raise AssertionError("unreachable")
 
     def _layers(self) -> int:
         """Layers that lie in memory or in an image can be read for as long as somebody holds them."""
