@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from elsewhere import Sandbox
 from elsewhere.sandbox.keeping import wire
 from elsewhere.sandbox.launching.engine import connect, socket_name
 
@@ -53,13 +54,15 @@ def temporary_place(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_state(state: Path) -> Iterator[None]:
-    """Where sandboxes are kept meanwhile; our launcher ends with it."""
+    """Where sandboxes are kept meanwhile. They end with it, however that comes about, and so does our launcher."""
     state.mkdir()
     before = os.environ.get("ELSEWHERE_HOME")
     os.environ["ELSEWHERE_HOME"] = str(state)
     try:
         yield
     finally:
+        for one in Sandbox.list():
+            Sandbox.get(one.id, on_exit="discard").remove()
         stop_launcher(state)
         os.environ.pop("ELSEWHERE_HOME")
         if before is not None:

@@ -570,13 +570,17 @@ def test_the_demo_fails_if_reality_changes(person: Person, examples: Path) -> No
         def really(stage):
             shutil.rmtree(stage.project / "src")
             stage.prove_that_reality_is_the_same()
-        demo.delete_the_sources = really
+        def left(stage):
+            stage.elsewhere("create", "--name", "left")
+            sys.exit(1)
+        demo.delete_the_sources, demo.back_to_reality = really, left
         demo.install_a_package = demo.edit_etc = demo.run_away = demo.three_fixes = demo.three_ways_out = demo.take_times = lambda *_: None
         sys.exit(demo.main())
     """
     done = person.shell(person.python, "-c", re.sub(r"^ {8}", "", program, flags=re.MULTILINE), examples, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NOT TRUE: reality" in done.stdout
+    assert "Traceback" not in done.stderr, done.stderr  # of whoever finds that not everything is gone
 
 
 def test_try_before_shows_what_would_have_happened(person: Person, examples: Path) -> None:
