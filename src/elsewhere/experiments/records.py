@@ -20,11 +20,10 @@ Each step is written before it begins, aside and renamed. `document` is what lea
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, field, fields
 from typing import Any
 
@@ -32,7 +31,7 @@ from elsewhere.clock import stamp, wall
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.experiments.model import Race
 from elsewhere.sandbox.records.request import Caller
-from elsewhere.storage.state import State, meant, write_aside
+from elsewhere.storage.state import State, locked, meant, write_aside
 from elsewhere.values import dataclass
 
 __all__ = [
@@ -211,22 +210,14 @@ def _most(race: Race) -> int:
     return max(one.repeat for one in race.approaches)
 
 
-@contextlib.contextmanager
-def held(experiment: Experiment) -> Iterator[None]:
+def held(experiment: Experiment) -> AbstractContextManager[None]:
     """Nobody else works on it meanwhile."""
-    fd = os.open(experiment.file(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(
-                "experiment_in_use",
-                f"somebody works on the experiment {experiment.id!r} just now",
-                hint=f"elsewhere experiments show {experiment.id} tells how far it is",
-            ) from None
-        yield
-    finally:
-        os.close(fd)
+    busy = InUse(
+        "experiment_in_use",
+        f"somebody works on the experiment {experiment.id!r} just now",
+        hint=f"elsewhere experiments show {experiment.id} tells how far it is",
+    )
+    return locked(experiment.file(_LOCK), busy)
 
 
 def load(state: State, experiment_id: str) -> Experiment:

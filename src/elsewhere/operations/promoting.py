@@ -13,24 +13,22 @@ Whoever promotes again goes on from what was promoted before.
 import contextlib
 import errno
 import os
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from elsewhere import units
 from elsewhere.changes import threeway
-from elsewhere.changes.drift import is_repository_path
 from elsewhere.changes.globs import matcher
 from elsewhere.changes.renames import with_renames
 from elsewhere.errors import Conflict, ElsewhereError, Refused, StateError, UsageError
-from elsewhere.operations import earlier, fetching, forgetting, gathering, passage, processes, recovering, snapshots, staging
+from elsewhere.operations import earlier, fetching, forgetting, gathering, passage, recovering, repeating, snapshots, staging
 from elsewhere.operations.earlier import named
 from elsewhere.operations.fetching import Bundle, bundled
 from elsewhere.operations.projects import refuse_inside
 from elsewhere.operations.settings import resolve
 from elsewhere.operations.settings import stages as stages_of
-from elsewhere.paths import is_within, relative
+from elsewhere.paths import relative
 from elsewhere.promotion import applying, freezing, heads, planning, records, replaying, selecting
 from elsewhere.promotion.choosing import Choices
 from elsewhere.promotion.pieces import Piece
@@ -43,7 +41,6 @@ from elsewhere.sandbox import contents
 from elsewhere.sandbox.live import Live
 from elsewhere.sandbox.records import record
 from elsewhere.sandbox.records.record import Record
-from elsewhere.sandbox.records.request import Request
 from elsewhere.storage.state import State
 from elsewhere.values import dataclass
 
@@ -193,7 +190,7 @@ def _refuse_a_part(sandbox_id: str, asked: Asked, bundle: Bundle | None) -> None
 def _thought_about(state: State, sandbox_id: str, asked: Asked, wanted: Asked, box: Live | None, *, staged: bool) -> Asked:
     """A person is asked while the sandbox goes on. What is there afterwards, and was not agreed to, is refused."""
     with prepared(state, sandbox_id, wanted, box) as ready:
-        marks = [*ready.marked, *_commands_as_marks(ready, asked)]
+        marks = [*ready.marked, *(repeating.marks(repeating.succeeded(ready.record)) if asked.replay else ())]
         if ready.plan.conflicts and not staged:
             return asked  # nothing will be done
     if marks and (asked.agree is None or not asked.agree(marks)):
@@ -247,16 +244,8 @@ def prepared(state: State, sandbox_id: str, asked: Asked, box: Live | None) -> I
         )
         plan = planning.plan(pieces, Choices(asked.ours, asked.theirs))
         plan.conflicts += earlier.left_marked(state, found, pieces)
-        touched = _touched(changed, found.project, state.path)
+        touched = repeating.touched(changed, found.project, state.path)
         yield Prepared(found, selection, pieces, plan, _marks(state, found, selection, plan), touched)
-
-
-def _touched(changed: Iterable[str], project: str, own: str) -> list[tuple[str, str]]:
-    """Not what has the name of something of our own."""
-    within = f"{project.rstrip('/')}/"
-    paths = [path for path in sorted(changed) if path not in ("", project) and not is_within(path, own)]
-    paths = [path for path in paths if not is_repository_path(path)]
-    return [(project, path.removeprefix(within)) if path.startswith(within) else ("/", path[1:]) for path in paths]
 
 
 def _marks(state: State, found: Record, selection: Selection, plan: Plan) -> list[Mark]:
@@ -415,29 +404,12 @@ def _moved(state: State, ready: Prepared, asked: Asked, bundle: Bundle | None, t
 
 
 def _commands(ready: Prepared, asked: Asked) -> list[dict[str, Any]]:
-    """What succeeded in the sandbox, if it is to be run again."""
+    """What is to be run again, with somebody's agreement."""
     if not asked.replay:
         return []
-    done = _succeeded(ready)
-    if not done:
-        raise Refused(
-            "nothing_to_replay",
-            f"no command succeeded in the sandbox {ready.record.id!r} that could be run again",
-            hint="elsewhere requests lists them; without --replay the files themselves are moved",
-        )
-    _agreed(_commands_as_marks(ready, asked), asked.agree, "command")
-    return [{"argv": list(one.argv), "cwd": one.cwd or ready.record.project} for one in done]
-
-
-def _commands_as_marks(ready: Prepared, asked: Asked) -> list[Mark]:
-    return [(shlex.join(one.argv), "it is run again, in reality") for one in _succeeded(ready)] if asked.replay else []
-
-
-def _succeeded(ready: Prepared) -> list[Request]:
-    """Oldest first; not what went on by itself."""
-    found = [one for one in processes.requests(ready.record.id) if one.kind in ("exec", "run") and not one.detached]
-    done = [one for one in found if one.state == "completed" and one.exit_code == 0]
-    return sorted(done, key=lambda one: one.started_at or 0.0)
+    found = repeating.commands(ready.record)
+    _agreed(repeating.marks(found), asked.agree, "command")
+    return found
 
 
 def _fill(promotion: Promotion, ready: Prepared) -> None:

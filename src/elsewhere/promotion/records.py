@@ -22,11 +22,10 @@ The directory is the truth; it is written aside and renamed. Not here: what is d
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import pwd
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, field, fields
 from typing import Any
 
@@ -34,7 +33,7 @@ from elsewhere.clock import wall
 from elsewhere.errors import Broken, InUse, NotFound, UsageError
 from elsewhere.promotion.journal import word_in
 from elsewhere.storage import trash
-from elsewhere.storage.state import State, meant, write_aside
+from elsewhere.storage.state import State, locked, meant, write_aside
 from elsewhere.values import dataclass
 
 __all__ = ["ENDS", "JOURNAL", "UNFINISHED", "Promotion", "find", "held", "listed", "load", "new", "unfinished", "who"]
@@ -157,21 +156,10 @@ def who() -> str:
     return str(os.getuid())
 
 
-@contextlib.contextmanager
-def held(promotion: Promotion, *, wait: bool = False) -> Iterator[None]:
+def held(promotion: Promotion, *, wait: bool = False) -> AbstractContextManager[None]:
     """Nobody else works on it meanwhile."""
-    path = os.path.join(promotion.directory, _LOCK)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise InUse(
-                "promotion_in_use", f"somebody works on the promotion {promotion.id!r} just now", hint="try again later"
-            ) from None
-        yield
-    finally:
-        os.close(fd)
+    busy = InUse("promotion_in_use", f"somebody works on the promotion {promotion.id!r} just now", hint="try again later")
+    return locked(os.path.join(promotion.directory, _LOCK), busy, wait=wait)
 
 
 def load(state: State, promotion_id: str) -> Promotion:

@@ -35,17 +35,18 @@ Everything is written aside and renamed. Not here: what the files mean (see `san
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from _thread import get_ident  # `threading` itself costs every process that forks
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from elsewhere.errors import StateError
+from elsewhere.errors import ElsewhereError, StateError
 from elsewhere.meeting import default_state
 from elsewhere.values import dataclass
 
-__all__ = ["SCHEMA", "State", "meant", "write_aside", "write_new"]
+__all__ = ["SCHEMA", "State", "locked", "meant", "write_aside", "write_new"]
 
 SCHEMA = 1
 _ROOMS = ("run", "mnt", "bases", "sandboxes", "spare", "archive", "trash", "trust", "claims", "layers", "journal", "experiments")
@@ -153,6 +154,20 @@ def _unusable(place: str, error: OSError) -> StateError:
     else:
         hint = "set ELSEWHERE_HOME to a directory that you can write"
     return StateError("state_unusable", f"the state directory {place!r} cannot be used: {error.strerror}", hint=hint)
+
+
+@contextlib.contextmanager
+def locked(path: str, busy: ElsewhereError, *, wait: bool = False) -> Iterator[None]:
+    """Nobody else has the lock meanwhile; who may not `wait` raises `busy`."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise busy from None
+        yield
+    finally:
+        os.close(fd)
 
 
 def write_aside(path: str, content: bytes, mode: int = 0o600) -> None:
